@@ -1,0 +1,1 @@
+"""Generated code of the worker protocol. Sources: proto/moebius; made by `make proto`."""

@@ -1,0 +1,1 @@
+"""The `moebius` command."""

@@ -1,0 +1,1 @@
+"""The gateway's side of the worker protocol: connections, choice of worker, recovery."""

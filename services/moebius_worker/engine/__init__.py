@@ -1,0 +1,1 @@
+"""The engine process: receives requests, schedules, computes, samples, sends. Owns the device."""
