@@ -1,10 +1,12 @@
-"""Tiny random checkpoints, made on the fly: true architectures, a real byte-level tokenizer, a chat template."""
+"""Tiny random checkpoints, made on the fly: true architectures, a real tokenizer, a chat template."""
 
 import json
 from pathlib import Path
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CORPUS = [

@@ -1,0 +1,114 @@
+"""Rotary position embedding in the half-split form ("rotate half") of Hugging Face checkpoints."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a smooth passage between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071). `attention_factor` multiplies cosine and sine."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RotarySpec:
+    """What fixes the angles: width of a head, base of the wavelengths, scaling for long contexts."""
+
+    head_dim: int
+    theta: float
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """Of each token: cos and sin, fp32 [T, 1, D], ready for `apply_rotary`."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+def inverse_frequencies(spec: RotarySpec) -> torch.Tensor:
+    """Radians a position, fp32 [D / 2], on the CPU."""
+    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    plain = 1.0 / (spec.theta**exponents)
+    match spec.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor=factor):
+            return plain / factor
+        case Llama3Scaling() as scaling:
+            return _llama3(plain, scaling)
+        case YarnScaling() as scaling:
+            return _yarn(plain, spec.theta, scaling)
+
+
+def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+    # How often a wave fits into the original context: few times = long wave.
+    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    share = share.clamp(0, 1)
+    return (1 - share) * plain / scaling.factor + share * plain
+
+
+def _yarn(plain: torch.Tensor, theta: float, scaling: YarnScaling) -> torch.Tensor:
+    head_dim = 2 * len(plain)
+
+    def dimension(turns: float) -> float:
+        """The (fractional) dimension whose wave makes so many turns in the original context."""
+        span = scaling.original_max_position_embeddings / (turns * 2 * math.pi)
+        return head_dim * math.log(span) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    share = ((torch.arange(len(plain), dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return share * plain / scaling.factor + (1 - share) * plain
+
+
+class Rotary:
+    """Angles of positions, computed when they are asked for: no table, hence no longest context."""
+
+    def __init__(self, spec: RotarySpec, device: torch.device) -> None:
+        self._frequencies = inverse_frequencies(spec).to(device)
+        self._amplitude = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
+
+    def __call__(self, positions: torch.Tensor) -> Angles:
+        """positions [T], any integer dtype."""
+        angles = positions.float().unsqueeze(-1) * self._frequencies
+        cos, sin = angles.cos() * self._amplitude, angles.sin() * self._amplitude
+        # The minus of the rotation goes into the sine once, not into every head of every layer.
+        return Angles(torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1))
+
+
+def apply_rotary(x: torch.Tensor, angles: Angles) -> torch.Tensor:
+    """Rotates pairs (i, i + D / 2) of each head. x [T, heads, D]; computed in fp32, returned in x's dtype."""
+    low, high = x.chunk(2, dim=-1)
+    return (x * angles.cos + torch.cat((high, low), dim=-1) * angles.sin).to(x.dtype)

@@ -1,0 +1,96 @@
+"""What `moebius up` starts: command lines, ports, files."""
+
+import contextlib
+import os
+import random
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebius_cli.errors import CliError
+from moebius_cli.state_dir import StateDir
+from moebius_controller.spec import StackSpec, WorkerSpec
+from moebius_worker.checkpoint.checkpoint import Checkpoint
+
+# Below those that the kernel gives to outgoing connections: it could give one, while its worker is dead, to
+# the very client that tries to reach it, and the worker could not come back.
+_WORKER_PORTS = range(20_000, 32_000)
+_THREADS = "MOEBIUS_WORKER_THREADS"
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What the user asked for; `moebius up --help` explains each."""
+
+    workers: int
+    model: str | None
+    host: str
+    port: int
+    device: str
+    log_format: str
+    state_dir: StateDir
+    question: str
+    once: bool
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises CliError if the gateway could not listen there."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise CliError(
+            f"Cannot listen on {host}:{port} ({error.strerror}). Stop what uses it, or choose another port: "
+            f"moebius up --port {port + 1 if 0 < port < 65535 else 8080}"
+        ) from error
+
+
+def plan_stack(options: UpOptions, checkpoint: Checkpoint) -> StackSpec:
+    """Workers on free ports, with the CPUs shared out among them."""
+    cpus = len(os.sched_getaffinity(0))
+    threads = os.environ.get(_THREADS, str(max(1, cpus // options.workers)))
+    workers = []
+    for number, port in enumerate(_free_ports(options.workers)):
+        name = f"worker-{number}"
+        argv = (
+            *(sys.executable, "-m", "moebius_worker"),
+            *("--model", str(checkpoint.path.resolve()), "--served-model-name", checkpoint.name),
+            *("--listen", f"127.0.0.1:{port}", "--device", options.device),
+            *("--threads", threads, "--log-format", options.log_format),
+        )
+        workers.append(WorkerSpec(name, argv, f"127.0.0.1:{port}", options.state_dir.log(name)))
+    return StackSpec(tuple(workers))
+
+
+def gateway_command(options: UpOptions, stack: StackSpec) -> Sequence[str]:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return (
+        *(sys.executable, "-m", "moebius_gateway", "--listen", f"{host}:{options.port}"),
+        *("--workers", ",".join(worker.listen for worker in stack.workers)),
+        *("--log-format", options.log_format),
+    )
+
+
+def controller_command(options: UpOptions, stack_file: Path) -> Sequence[str]:
+    return (
+        *(sys.executable, "-m", "moebius_controller", "--stack", str(stack_file)),
+        *("--log-format", options.log_format),
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, drawn so that two stacks that start at once differ."""
+    ports: list[int] = []
+    for port in random.sample(_WORKER_PORTS, len(_WORKER_PORTS)):
+        if len(ports) == count:
+            return ports
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+    raise CliError(f"There are no {count} free ports for workers on 127.0.0.1.")

@@ -1,0 +1,225 @@
+"""What to do about each worker: a pure function of what is seen, what was done before, and the time.
+
+It is level-triggered: it looks at how things are, never at how they became so, and a controller that was
+restarted decides as the one before it would have. A worker's processes are numbered; an action is for one of
+these *runs*, and the history names the runs that were dealt with, so that one cause has one action.
+
+Times are Unix times, durations are seconds. Nothing here reads a clock or draws a random number.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """`State` of worker.proto, without its prefix."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    LOADING = "LOADING"
+    READY = "READY"
+    DRAINING = "DRAINING"
+    RESTARTING = "RESTARTING"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A worker's last answer to GetStatus, as far as it matters here."""
+
+    state: State
+    # Requests that are computed or wait.
+    requests: int = 0
+    # Seconds since the engine's last sign of progress.
+    last_progress: float = 0.0
+    # What went wrong last, for people; empty if nothing did.
+    last_fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """How a worker is. `run` counts its processes: 0 before the first."""
+
+    worker: str
+    run: int = 0
+    # Set when the process is gone: how it ended, for people. None while it runs, and before the first.
+    death: str | None = None
+    # None until this process has answered once.
+    health: Health | None = None
+    # Seconds since the last answer or, before the first, since the start.
+    silence: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When to act."""
+
+    # Silence after which a process that once answered is killed.
+    unresponsive_timeout: float = 10.0
+    # Silence after which one that never answered is killed.
+    start_timeout: float = 60.0
+    # Time without progress after which a worker that loads or has requests is killed. A worker repairs a
+    # stalled engine itself, and much earlier; this is for one that fails to.
+    progress_timeout: float = 900.0
+    # Before the first restart; doubles with each further death in the window.
+    restart_delay: float = 0.25
+    max_restart_delay: float = 30.0
+    # So many deaths within so long: from then on, starts are `retry_delay` apart.
+    max_deaths: int = 6
+    death_window: float = 300.0
+    retry_delay: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What was seen of a worker, and done about it, so far."""
+
+    # Of the processes that died lately, the oldest first.
+    deaths: tuple[float, ...] = ()
+    # The last runs that: were started, were seen ready, were seen dead, were killed by us, were given up.
+    started: int = 0
+    ready: int = 0
+    dead: int = 0
+    killed: int = 0
+    given_up: int = 0
+
+
+History = Mapping[str, Past]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start process number `run`."""
+
+    worker: str
+    run: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill process number `run`, which lives. Its death will be seen, and be a reason to start the next."""
+
+    worker: str
+    run: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Say that process number `run` was the last for a while, and why: a person should look."""
+
+    worker: str
+    run: int
+    reason: str
+
+
+Action = Start | Kill | GiveUp
+
+
+def decide(observations: Sequence[Observation], history: History, policy: Policy, now: float) -> list[Action]:
+    """At most one action for each worker, none for most."""
+    actions = (_decide(seen, history.get(seen.worker, Past()), policy, now) for seen in observations)
+    return [action for action in actions if action is not None]
+
+
+def remember(
+    history: History,
+    observations: Sequence[Observation],
+    actions: Sequence[Action],
+    policy: Policy,
+    now: float,
+) -> dict[str, Past]:
+    """The history after `actions`, which were decided on `observations`, were carried out."""
+    after = {seen.worker: _see(history.get(seen.worker, Past()), seen, policy, now) for seen in observations}
+    for action in actions:
+        past = after[action.worker]
+        match action:
+            case Start():
+                after[action.worker] = replace(past, started=action.run)
+            case Kill():
+                after[action.worker] = replace(past, killed=action.run)
+            case GiveUp():
+                after[action.worker] = replace(past, given_up=action.run)
+    return after
+
+
+def restart_delay(worker: str, deaths: Sequence[float], policy: Policy) -> float:
+    """Seconds from the last of `deaths` to the next start.
+
+    Spread by up to a quarter to either side, so that workers which died together do not start together; by
+    how much follows from the arguments.
+    """
+    if crash_loop(deaths, policy):
+        delay = policy.retry_delay
+    else:
+        # 2**30 is beyond any limit; more would overflow a float.
+        delay = min(policy.restart_delay * 2 ** min(len(deaths) - 1, 30), policy.max_restart_delay)
+    draw = zlib.crc32(f"{worker} {deaths[-1]!r}".encode()) / 2**32
+    return delay * (0.75 + draw / 2)
+
+
+def crash_loop(deaths: Sequence[float], policy: Policy) -> bool:
+    """`deaths`: those within the window."""
+    return len(deaths) >= policy.max_deaths
+
+
+def _decide(seen: Observation, past: Past, policy: Policy, now: float) -> Action | None:
+    if seen.run < past.started:
+        return None  # Seen before the last start was carried out.
+    if seen.run == 0:
+        return Start(seen.worker, 1, "it is to run")
+    if seen.death is not None:
+        return _after_death(seen, seen.death, past, policy, now)
+    if seen.run <= past.killed:
+        return None  # Killed, and not gone yet.
+    reason = _why_kill(seen, policy)
+    if reason is not None:
+        return Kill(seen.worker, seen.run, reason)
+    if seen.health is not None and seen.health.state is State.FAILED and seen.run > past.given_up:
+        return GiveUp(seen.worker, seen.run, f"its engine cannot be started: {seen.health.last_fault}")
+    return None
+
+
+def _after_death(seen: Observation, death: str, past: Past, policy: Policy, now: float) -> Action | None:
+    past = _see(past, seen, policy, now)
+    delay = restart_delay(seen.worker, past.deaths, policy)
+    # A negative time is a clock that was set back: no reason to wait for it to catch up.
+    if not 0 <= now - past.deaths[-1] < delay:
+        return Start(seen.worker, seen.run + 1, death)
+    if crash_loop(past.deaths, policy) and seen.run > past.given_up:
+        return GiveUp(
+            seen.worker,
+            seen.run,
+            f"it died {len(past.deaths)} times in {policy.death_window:.0f} s, the last time so: {death}; "
+            f"the next start is in {delay:.0f} s",
+        )
+    return None
+
+
+def _why_kill(seen: Observation, policy: Policy) -> str | None:
+    if seen.health is None:
+        if seen.silence > policy.start_timeout:
+            return f"it did not answer within {seen.silence:.0f} s of its start"
+        return None
+    if seen.silence > policy.unresponsive_timeout:
+        return f"it has not answered for {seen.silence:.0f} s"
+    state = seen.health.state
+    busy = state is State.LOADING or (state is State.READY and seen.health.requests > 0)
+    if busy and seen.health.last_progress > policy.progress_timeout:
+        return f"it made no progress for {seen.health.last_progress:.0f} s and does not repair itself"
+    return None
+
+
+def _see(past: Past, seen: Observation, policy: Policy, now: float) -> Past:
+    """Counts a death that was not counted yet, and forgets those that are out of the window."""
+    deaths, dead, ready = past.deaths, past.dead, past.ready
+    if seen.death is not None and seen.run > dead:
+        deaths, dead = (*deaths, now), seen.run
+    if seen.health is not None and seen.health.state is State.READY:
+        ready = max(ready, seen.run)
+    recent = [died for died in deaths if now - policy.death_window < died <= now]
+    # The last one says when the next start is due, however old it is.
+    deaths = tuple(recent or deaths[-1:])[-policy.max_deaths :]
+    return replace(past, deaths=deaths, dead=dead, ready=ready)

@@ -1,0 +1,79 @@
+"""`moebius-controller`: reads settings and stack file, and keeps the workers alive until a signal."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from moebius_controller.control import Controller
+from moebius_controller.local.driver import LocalDriver
+from moebius_controller.logs import configure_logs
+from moebius_controller.metrics import ControllerMetrics
+from moebius_controller.settings import ControllerSettings, split_address
+from moebius_controller.spec import StackFileError, StackSpec, read_stack
+from moebius_controller.state_file import ControllerState, StateFileError, load_state
+
+STATE_FILE = "controller.json"
+
+log = structlog.get_logger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs until SIGTERM or SIGINT, then ends the workers; a second signal kills them."""
+    settings = _read_settings(sys.argv[1:] if arguments is None else arguments)
+    configure_logs(settings.log_format)
+    log.info("settings", **settings.model_dump(mode="json"))
+    registry = CollectorRegistry()
+    metrics = ControllerMetrics(registry)
+    try:
+        stack = read_stack(settings.stack)
+        if settings.metrics_listen is not None:
+            host, port = split_address(settings.metrics_listen)
+            start_http_server(port, host, registry)
+    except (StackFileError, OSError) as error:
+        sys.exit(f"moebius-controller: {error}")
+    asyncio.run(_control(settings, stack, metrics))
+
+
+async def _control(settings: ControllerSettings, stack: StackSpec, metrics: ControllerMetrics) -> None:
+    state_path = settings.stack.with_name(STATE_FILE)
+    before = _load(settings)
+    driver = LocalDriver(stack.workers, before.history if before else {})
+    controller = Controller(driver, settings.policy(), state_path, metrics, before)
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        log.info("stopping", signal=number.name, at_once=stop.is_set())
+        (hurry if stop.is_set() else stop).set()
+        driver.wake()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    try:
+        await controller.run(settings.look_interval, stop)
+    finally:
+        await driver.stop(settings.stop_grace, hurry)
+        controller.save()
+
+
+def _load(settings: ControllerSettings) -> ControllerState | None:
+    try:
+        return load_state(settings.stack.with_name(STATE_FILE))
+    except StateFileError as error:
+        log.warning("starting without a history", error=str(error))
+        return None
+
+
+def _read_settings(arguments: Sequence[str]) -> ControllerSettings:
+    try:
+        return CliApp.run(ControllerSettings, cli_args=list(arguments))
+    except ValidationError as error:
+        for fault in error.errors():
+            flag = "--" + ".".join(map(str, fault["loc"])).replace("_", "-")
+            sys.stderr.write(f"moebius-controller: {flag}: {fault['msg'].removeprefix('Value error, ')}\n")
+        sys.exit("moebius-controller: --help explains the settings")

@@ -1,0 +1,3 @@
+from moebius_gateway.main import main
+
+main()

@@ -1,0 +1,31 @@
+"""What the HTTP side needs of whoever generates tokens; `workers.dispatcher.Dispatcher` is it."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from moebius_gateway.types import Generation, ModelInfo, Tokens
+from moebius_gateway.workers.view import WorkerView
+
+
+class Backend(Protocol):
+    """All calls but `start`, `stop`, `tokenizer_files` and `stream` answer from memory."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def models(self) -> Sequence[ModelInfo]: ...
+
+    def model(self, model_id: str) -> ModelInfo | None: ...
+
+    def ready(self, model_id: str | None = None) -> bool:
+        """Whether a worker can serve the model (any model) now."""
+        ...
+
+    def workers(self) -> Sequence[WorkerView]: ...
+
+    async def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]: ...
+
+    def stream(self, generation: Generation) -> AsyncGenerator[Tokens, None]:
+        """Yields until a finish reason; raises `GenerationError`. Closing it cancels the generation."""
+        ...

@@ -1,0 +1,42 @@
+"""From the bytes of a request to its parameters; every fault is a 400 that names the parameter."""
+
+from typing import TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from moebius_gateway.api.errors import ApiError, invalid
+
+Parameters = TypeVar("Parameters", bound=BaseModel)
+
+
+async def parse(request: Request, parameters: type[Parameters]) -> Parameters:
+    """Reads and validates the JSON body. Raises `ApiError`."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise invalid(f"send JSON with Content-Type: application/json, not {content_type or 'none'!r}")
+    try:
+        return parameters.model_validate(orjson.loads(await request.body()))
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    except ValidationError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    fault = error.errors(include_url=False)[0]
+    # A check on the object as a whole says itself which key it is about.
+    keys = [*fault["loc"], *([name] if (name := fault.get("ctx", {}).get("name")) else [])]
+    param = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
+    match fault["type"]:
+        case "extra_forbidden":
+            return invalid(f"unknown parameter: '{param}'", param, "unknown_parameter")
+        case "missing":
+            return invalid(f"missing required parameter: '{param}'", param, "missing_required_parameter")
+        case "unsupported":
+            return invalid(f"'{param}' is not supported yet", param, "unsupported_parameter")
+        case _:
+            return invalid(
+                f"invalid value for '{param}': {fault['msg']}" if param else fault["msg"], param or None
+            )

@@ -1,0 +1,57 @@
+"""GET /livez, /readyz and /metrics: for probes and scrapers, answered from memory."""
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from moebius_gateway.api.services import Services
+
+
+def health_router(services: Services) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/livez")
+    async def livez() -> JSONResponse:
+        """The process answers. Whether it can serve is not asked: restarting it would repair nothing."""
+        return JSONResponse({"status": "alive"})
+
+    @router.get("/readyz")
+    async def readyz() -> JSONResponse:
+        """Whether a request sent now would be served; if not, `reasons` says why."""
+        servable, reasons = _readiness(services)
+        workers = [
+            {"address": worker.address, "state": worker.state, "detail": worker.detail}
+            for worker in services.backend.workers()
+        ]
+        body = {
+            "status": "ready" if servable else "not ready",
+            "models": servable,
+            "reasons": reasons,
+            "workers": workers,
+        }
+        return JSONResponse(body, 200 if servable else 503)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(services.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _readiness(services: Services) -> tuple[list[str], list[str]]:
+    """The ids of the models that can be served now, and what stands in the way of others."""
+    if services.lifecycle.draining:
+        return [], ["the gateway is stopping"]
+    models = services.backend.models()
+    if not models:
+        return [], ["no worker has said yet what it serves"]
+    servable, reasons = [], []
+    for model in models:
+        if (failure := services.texts.failure(model)) is not None:
+            reasons.append(f"{model.id}: its tokenizer cannot be loaded: {failure}")
+        elif not services.backend.ready(model.id):
+            reasons.append(f"{model.id}: none of its workers is ready")
+        else:
+            servable.append(model.id)
+    return servable, reasons

@@ -1,0 +1,49 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from moebius_gateway.api.backend import Backend
+from moebius_gateway.api.errors import ApiError
+from moebius_gateway.types import ModelInfo
+
+
+def known_model(backend: Backend, model_id: str) -> ModelInfo:
+    """Raises `ApiError` (404) if no worker has ever been seen that serves it."""
+    model = backend.model(model_id)
+    if model is None:
+        served = ", ".join(f"'{model.id}'" for model in backend.models()) or "none yet"
+        raise ApiError(
+            404,
+            f"the model '{model_id}' does not exist; served: {served}",
+            param="model",
+            code="model_not_found",
+        )
+    return model
+
+
+def model_router(backend: Backend) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_as_json(model) for model in backend.models()]}
+
+    # Names may contain slashes, as on Hugging Face.
+    @router.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> dict[str, Any]:
+        return _as_json(known_model(backend, model_id))
+
+    return router
+
+
+def _as_json(model: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "moebius",
+        "max_model_len": model.max_model_len,
+        "architecture": model.architecture,
+    }

@@ -1,0 +1,21 @@
+"""What the routes work with; made once when the app is built."""
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from moebius_gateway.api.backend import Backend
+from moebius_gateway.api.lifecycle import Lifecycle
+from moebius_gateway.metrics import GatewayMetrics
+from moebius_gateway.settings import GatewaySettings
+from moebius_gateway.text.registry import TextModels
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    settings: GatewaySettings
+    backend: Backend
+    texts: TextModels
+    lifecycle: Lifecycle
+    metrics: GatewayMetrics
+    registry: CollectorRegistry

@@ -1,0 +1,111 @@
+"""The text side of one model, made of its tokenizer's files."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+from moebius_gateway.text.errors import PromptError, TextError
+from moebius_gateway.text.template import ChatTemplate
+from moebius_gateway.text.token_bytes import TokenBytes
+
+# Up to so many characters (a few milliseconds) a prompt is tokenized on the event loop.
+INLINE_CHARACTERS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What the model's authors recommend (generation_config.json), where a request says nothing."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class TextModel:
+    """Tokenizer, chat template and sampling defaults of a model. Immutable; can be used from any thread."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        """`files`: name to content, as a worker serves them. Raises `TextError`, naming the file."""
+        if "tokenizer.json" not in files:
+            raise TextError(f"tokenizer.json is missing; there is {sorted(files) or 'nothing'}")
+        config = _json_object(files, "tokenizer_config.json")
+        try:
+            self._tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
+        except Exception as error:  # the library raises nothing narrower
+            raise TextError(f"tokenizer.json cannot be loaded: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.token_bytes = TokenBytes(self._tokenizer)
+        source = _template_source(files, config)
+        self._template = None if source is None else ChatTemplate(source, _special_tokens(config))
+        self.defaults = _sampling_defaults(_json_object(files, "generation_config.json"))
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Token ids of the prompt that asks for the answer to `messages`. Raises `PromptError`."""
+        if sum(len(message["content"]) for message in messages) > INLINE_CHARACTERS:
+            return await asyncio.to_thread(self._encode_chat, messages)
+        return self._encode_chat(messages)
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a plain prompt, with what the tokenizer puts at the beginning of a text."""
+        if len(text) > INLINE_CHARACTERS:
+            return await asyncio.to_thread(self._encode, text, True)
+        return self._encode(text, True)
+
+    def special_token_id(self, text: str) -> int | None:
+        """The id of the special token that is spelt `text`; None if there is none."""
+        token_id = self._tokenizer.token_to_id(text)
+        return token_id if token_id is not None and self.token_bytes.is_special(token_id) else None
+
+    def _encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        if self._template is None:
+            raise PromptError(
+                "this model has no chat template: use /v1/completions, or add chat_template.jinja"
+            )
+        # The template writes all special tokens itself.
+        return self._encode(self._template.render(messages), False)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        # Unlike `encode`, the batch call lets other threads run, and computes no offsets.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
+
+
+def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(files.get(name, b"{}"))
+    except orjson.JSONDecodeError as error:
+        raise TextError(f"{name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TextError(f"{name} is not a JSON object")
+    return value
+
+
+def _template_source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
+    if "chat_template.jinja" in files:
+        return files["chat_template.jinja"].decode("utf-8", "replace")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # named ones, of which "default" is for plain chat
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token and the like; each is a string or an object with the string as its content."""
+    tokens = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _sampling_defaults(config: Mapping[str, Any]) -> SamplingDefaults:
+    given = {name: config[name] for name in SamplingDefaults.__slots__ if config.get(name) is not None}
+    return SamplingDefaults(**given)

@@ -1,0 +1,57 @@
+"""The text sides of all models that are served: fetched from the workers once for each content hash."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from moebius_gateway.text.errors import TextError
+from moebius_gateway.text.model import TextModel
+from moebius_gateway.types import GenerationError, ModelInfo
+
+logger = structlog.get_logger(__name__)
+
+
+class TextModels:
+    """Loads text models on demand and keeps them; requests that need the same one share its loading."""
+
+    def __init__(self, fetch: Callable[[ModelInfo], Awaitable[dict[str, bytes]]]) -> None:
+        self._fetch = fetch
+        self._loading: dict[str, asyncio.Task[TextModel]] = {}
+        # Why the last attempt failed, by content hash.
+        self._failures: dict[str, str] = {}
+
+    async def get(self, info: ModelInfo) -> TextModel:
+        """Raises `TextError` when the files are unusable, `GenerationError` when no worker can give them."""
+        key = info.tokenizer_hash
+        task = self._loading.get(key)
+        if task is None:
+            task = self._loading[key] = asyncio.create_task(self._load(info))
+        # Shielded, since other requests may be waiting for the same load.
+        return await asyncio.shield(task)
+
+    def failure(self, info: ModelInfo) -> str | None:
+        """Why the model's text side could not be loaded when that was last tried; None if it could."""
+        return self._failures.get(info.tokenizer_hash)
+
+    async def keep_loaded(self, models: Callable[[], Iterable[ModelInfo]], interval: float) -> None:
+        """For ever: loads what is new and retries what failed, so that requests and readiness need not."""
+        while True:
+            for info in models():
+                with contextlib.suppress(TextError, GenerationError):  # recorded and logged where it loads
+                    await self.get(info)
+            await asyncio.sleep(interval)
+
+    async def _load(self, info: ModelInfo) -> TextModel:
+        try:
+            model = await asyncio.to_thread(TextModel, await self._fetch(info))
+        except BaseException as error:
+            if self._failures.get(info.tokenizer_hash) != str(error):
+                logger.error("text model cannot be loaded", model=info.id, error=str(error))
+            self._failures[info.tokenizer_hash] = str(error)
+            del self._loading[info.tokenizer_hash]
+            raise
+        self._failures.pop(info.tokenizer_hash, None)
+        logger.info("text model loaded", model=info.id, tokenizer_hash=info.tokenizer_hash)
+        return model

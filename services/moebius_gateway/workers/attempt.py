@@ -1,0 +1,70 @@
+"""One submission of a generation to one worker, from submit until its handle is dead."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from moebius_gateway.journal import Failure
+from moebius_gateway.types import Tokens
+from moebius_gateway.workers import wire
+
+
+class Attempt:
+    """What a link received for one handle and nobody has taken yet.
+
+    A context manager: leaving it tells the worker to stop unless the handle is dead already.
+    `deadline` is on the clock of time.monotonic().
+    """
+
+    __slots__ = ("_close", "_deadline", "_event", "_expired", "_failure", "_timer", "_tokens", "handle")
+
+    def __init__(self, handle: int, deadline: float, close: Callable[[int], None]) -> None:
+        self.handle = handle
+        self._deadline = deadline
+        self._close = close
+        self._timer: asyncio.TimerHandle | None = None
+        self._expired = False
+        self._event = asyncio.Event()
+        self._tokens: list[Tokens] = []
+        self._failure: Failure | None = None
+
+    def push(self, tokens: Tokens) -> None:
+        self._tokens.append(tokens)
+        self._event.set()
+
+    def fail(self, failure: Failure) -> None:
+        """Ends it after what was pushed before."""
+        self._failure = failure
+        self._event.set()
+
+    async def next(self) -> Tokens | Failure:
+        """All tokens that came since the last call, at least one piece; or why there are no more.
+
+        Raises TimeoutError once the deadline has passed.
+        """
+        if not self._tokens and self._failure is None and not self._expired:
+            self._event.clear()
+            await self._event.wait()
+        if self._tokens:
+            pieces, self._tokens = self._tokens, []
+            return wire.merged(pieces)
+        if self._failure is not None:
+            return self._failure
+        raise TimeoutError
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._event.set()
+
+    def __enter__(self) -> "Attempt":
+        remaining = self._deadline - time.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(max(remaining, 0.0), self._expire)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._close(self.handle)

@@ -1,0 +1,199 @@
+"""Runs generations on workers, and keeps them running: place, stream, and on failure place again."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import structlog
+
+from moebius_gateway import recovery
+from moebius_gateway.journal import DEATHS, Failure, Record
+from moebius_gateway.types import Generation, GenerationError, ModelInfo, Reason, Tokens
+from moebius_gateway.workers import routing
+from moebius_gateway.workers.catalog import Catalog
+from moebius_gateway.workers.link import Link, LinkOptions
+from moebius_gateway.workers.metrics import REJOINED, DispatcherMetrics
+from moebius_gateway.workers.view import WorkerState, WorkerView
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherOptions:
+    """Durations are in seconds."""
+
+    # host:port of each.
+    workers: tuple[str, ...]
+    gateway_id: str = "gateway"
+    # Without a frame for so long, a worker counts as dead.
+    silence_timeout: float = 5.0
+    # Generations that may wait for a worker; those that lost theirs always may.
+    max_waiting: int = 1024
+    # The longest pause between two tries to attach to a worker.
+    reconnect_pause: float = 1.0
+
+
+class Dispatcher:
+    """The gateway's worker side, on one event loop. All but `stop` and `stream` answer from memory."""
+
+    def __init__(self, options: DispatcherOptions, metrics: DispatcherMetrics) -> None:
+        self._options = options
+        self._metrics = metrics
+        self._catalog = Catalog()
+        self._change = asyncio.Event()
+        self._waiting = 0
+        # Never reused, on any link: what still comes for an old attempt finds nobody.
+        self._handles = itertools.count(1)
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+        link_options = LinkOptions(options.gateway_id, options.silence_timeout, options.reconnect_pause)
+        self._links: dict[str, Link] = {}
+        for address in options.workers:
+            metrics.add_worker(address)
+            self._links[address] = Link(address, link_options, self._catalog, metrics, self._changed)
+        metrics.set_workers(self.workers())
+
+    async def start(self) -> None:
+        """Begins to attach; returns at once."""
+        self._tasks = [
+            asyncio.create_task(link.run(), name=f"link {link.address}") for link in self._links.values()
+        ]
+
+    async def stop(self) -> None:
+        """Ends the streams to all workers, which cancels what runs there; generations fail as NOT_READY."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._changed()
+
+    def models(self) -> list[ModelInfo]:
+        return self._catalog.models()
+
+    def model(self, model_id: str) -> ModelInfo | None:
+        """None if no worker was ever seen to serve it."""
+        return self._catalog.model(model_id)
+
+    async def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]:
+        """Name to content. Raises GenerationError if they were forgotten (no worker has them any more)."""
+        return self._catalog.files(info)
+
+    def workers(self) -> list[WorkerView]:
+        return [link.view() for link in self._links.values()]
+
+    def ready(self, model_id: str | None = None) -> bool:
+        """Whether a worker can take requests for this model, or for any."""
+        return any(
+            view.state is WorkerState.READY and view.model is not None and model_id in (None, view.model.id)
+            for view in self.workers()
+        )
+
+    async def stream(self, generation: Generation) -> AsyncGenerator[Tokens, None]:
+        """Yields the generation's tokens; the last piece has a finish reason.
+
+        Closing it (or cancelling the task that iterates) cancels at the worker. Raises GenerationError.
+        """
+        record = Record(generation, self._known_model(generation))
+        blocks = routing.prefix_blocks(generation.prompt_ids)
+        failure: Failure | None = None
+        with self._metrics.streams.track_inprogress():
+            while True:
+                link = await self._place(record, failure, blocks)
+                submission = record.submit(next(self._handles))
+                try:
+                    with link.submit(submission, blocks, generation.deadline) as attempt:
+                        while isinstance(got := await attempt.next(), Tokens):
+                            tokens = record.deliver(got)
+                            yield tokens
+                            if tokens.finish_reason is not None:
+                                return
+                            if record.may_rejoin():
+                                break
+                except TimeoutError:
+                    raise recovery.too_late(record) from None
+                if isinstance(got, Tokens):
+                    failure = None
+                    self._metrics.recoveries.labels(REJOINED).inc()
+                    continue
+                failure = got
+                self._note(record, failure)
+                if (finish_reason := record.finish_reason()) is not None:
+                    yield Tokens((), finish_reason=finish_reason)
+                    return
+
+    def _known_model(self, generation: Generation) -> ModelInfo:
+        info = self._catalog.model(generation.model)
+        if info is None:
+            message = f"No worker was ever seen to serve model {generation.model!r}"
+            raise GenerationError(Reason.NOT_READY, message, retryable=True, retry_after=recovery.RETRY_AFTER)
+        return info
+
+    async def _place(self, record: Record, failure: Failure | None, blocks: Sequence[int]) -> Link:
+        """The link on which to submit now. Waits for a worker if need be; raises GenerationError."""
+        decision = self._decide(record, failure)
+        if isinstance(decision, recovery.Wait):
+            with self._waiting_room(record):
+                while isinstance(decision, recovery.Wait):
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(decision.until - time.monotonic()):
+                            await self._change.wait()
+                    decision = self._decide(record, failure)
+        if isinstance(decision, recovery.Fail):
+            if decision.error.reason is Reason.POISONED:
+                self._metrics.poisoned.inc()
+            raise decision.error
+        matched = {
+            view.address: self._links[view.address].prefixes.match(blocks) / max(len(blocks), 1)
+            for view in decision.workers
+        }
+        return self._links[routing.pick(decision.workers, matched).address]
+
+    def _decide(self, record: Record, failure: Failure | None) -> recovery.Decision:
+        if self._stopping:
+            error = GenerationError(Reason.NOT_READY, "The gateway is stopping", retryable=True)
+            return recovery.Fail(error)
+        return recovery.decide(record, failure, self.workers(), time.monotonic())
+
+    @contextmanager
+    def _waiting_room(self, record: Record) -> Iterator[None]:
+        """A place among those that wait for a worker. Bounded, but never closed to those that lost theirs."""
+        if self._waiting >= self._options.max_waiting and not record.displaced:
+            message = f"{self._waiting} requests are waiting for a worker already"
+            raise GenerationError(
+                Reason.OVERLOADED, message, retryable=True, retry_after=recovery.RETRY_AFTER
+            )
+        self._waiting += 1
+        try:
+            with self._metrics.waiting.track_inprogress():
+                yield
+        finally:
+            self._waiting -= 1
+
+    def _note(self, record: Record, failure: Failure) -> None:
+        strike = record.note(failure, time.monotonic())
+        if strike:
+            self._metrics.strikes.inc()
+        if failure.reason in DEATHS or record.delivered:
+            self._metrics.recoveries.labels(failure.reason).inc()
+        log.info(
+            "attempt failed",
+            request_id=record.generation.request_id,
+            worker=failure.worker,
+            reason=failure.reason.value,
+            message=failure.message,
+            delivered=len(record.delivered),
+            strikes=record.strikes,
+        )
+
+    def _changed(self) -> None:
+        """Something about a worker changed: take it in, and let all that wait decide again."""
+        views = self.workers()
+        self._catalog.update(
+            view.model for view in views if view.model is not None and view.state != WorkerState.UNREACHABLE
+        )
+        self._metrics.set_workers(views)
+        self._change.set()
+        self._change = asyncio.Event()

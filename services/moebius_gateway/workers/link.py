@@ -1,0 +1,278 @@
+"""The connection to one worker: one `Attach` stream, opened again for ever, and what is learnt over it."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+import structlog
+from moebius_proto.worker.v1 import worker_pb2 as pb
+from moebius_proto.worker.v1.worker_pb2_grpc import WorkerStub
+
+from moebius_gateway.journal import Failure, Submission
+from moebius_gateway.types import ModelInfo, Reason
+from moebius_gateway.workers import wire
+from moebius_gateway.workers.attempt import Attempt
+from moebius_gateway.workers.catalog import Catalog, Files
+from moebius_gateway.workers.health import Health
+from moebius_gateway.workers.metrics import DispatcherMetrics
+from moebius_gateway.workers.routing import PrefixMap
+from moebius_gateway.workers.view import WorkerState, WorkerView
+
+log = structlog.get_logger(__name__)
+
+# Each session has a channel of its own, so that it resolves names anew and inherits no back-off.
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+)
+FIRST_PAUSE = 0.05
+# Silence is looked for so many times in a `silence_timeout`; a gateway that was itself stopped for long
+# finds one silent interval, not a silent worker.
+SILENCE_CHECKS = 10
+TOKENIZER_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """`silence_timeout`: seconds without a frame after which the worker counts as dead.
+
+    `reconnect_pause`: the longest pause in seconds between two tries to attach.
+    """
+
+    gateway_id: str
+    silence_timeout: float
+    reconnect_pause: float
+
+
+class LinkLostError(Exception):
+    """The stream is over; the message says why."""
+
+
+class Link:
+    """One worker as the gateway sees it. Calls `changed` whenever a decision might come out differently."""
+
+    def __init__(
+        self,
+        address: str,
+        options: LinkOptions,
+        catalog: Catalog,
+        metrics: DispatcherMetrics,
+        changed: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.prefixes = PrefixMap()
+        self._options = options
+        self._catalog = catalog
+        self._changed = changed
+        self._ejections = metrics.ejections.labels(address)
+        self._reconnects = metrics.reconnects.labels(address)
+        self._outbox: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
+        self._attempts: dict[int, Attempt] = {}
+        metrics.worker_streams.labels(address).set_function(lambda: len(self._attempts))
+        # None while not attached.
+        self._status: pb.Status | None = None
+        self._detail = "not attached yet"
+        self._incarnation = ""
+        self._model: ModelInfo | None = None
+        # Requests of others, as of the last report.
+        self._foreign_load = 0
+        self._health = Health()
+        # Something was submitted to this incarnation on this stream.
+        self._burdened = False
+        self._heard = False
+        self._unlearnt = asyncio.Event()
+        self._sessions = 0
+
+    def view(self) -> WorkerView:
+        status = self._status
+        return WorkerView(
+            address=self.address,
+            state=WorkerState.UNREACHABLE if status is None else wire.state(status),
+            detail=self._detail,
+            incarnation=self._incarnation,
+            model=self._model,
+            in_flight=len(self._attempts),
+            load=self._foreign_load + len(self._attempts),
+            max_running=status.max_running if status is not None else 1,
+            on_trial=self._health.on_trial,
+            ejected_until=self._health.ejected_until,
+        )
+
+    def submit(self, submission: Submission, blocks: Sequence[int], deadline: float) -> Attempt:
+        """Sends it; `blocks` are those of its prompt. Only for a worker whose view is ready."""
+        attempt = Attempt(submission.handle, deadline, self._cancel)
+        self._attempts[submission.handle] = attempt
+        self._burdened = True
+        self.prefixes.learn(blocks)
+        self._outbox.put_nowait(wire.submit_frame(submission))
+        return attempt
+
+    async def run(self) -> None:
+        """Attaches, and again whenever the stream is lost, until cancelled."""
+        failed, logged = 0, ""
+        while True:
+            sessions = self._sessions
+            why = await self._session()
+            failed = 0 if self._sessions > sessions else failed + 1
+            pause = min(FIRST_PAUSE * 2.0**failed, self._options.reconnect_pause)
+            # Once for each cause, not once for each try.
+            level = log.debug if why == logged else log.warning
+            level("worker not attached", worker=self.address, why=why)
+            logged = why
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+    async def _session(self) -> str:
+        """One stream from attaching to its end; returns why it ended."""
+        why = "the gateway is stopping"
+        try:
+            async with (
+                grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel,
+                asyncio.TaskGroup() as tasks,
+            ):
+                stub = WorkerStub(channel)
+                self._outbox = asyncio.Queue()
+                self._outbox.put_nowait(wire.hello_frame(self._options.gateway_id))
+                call = stub.Attach()
+                tasks.create_task(self._write(call, self._outbox))
+                tasks.create_task(self._watch_silence())
+                tasks.create_task(self._learn_models(stub))
+                await self._read(call)
+        except* LinkLostError as lost:
+            why = str(lost.exceptions[0])
+        finally:
+            self._detach(why)
+        return why
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
+        try:
+            while isinstance(frame := await call.read(), pb.WorkerFrame):
+                self._take(frame)
+        except grpc.aio.AioRpcError as error:
+            raise LinkLostError(f"{error.code().name}: {error.details()}") from error
+        raise LinkLostError("the worker ended the stream")
+
+    async def _write(self, call: grpc.aio.StreamStreamCall, outbox: asyncio.Queue[pb.GatewayFrame]) -> None:
+        try:
+            while True:
+                await call.write(await outbox.get())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            # The stream is over: the reader learns that as well, and why.
+            log.debug("worker link not writable", worker=self.address, why=str(error))
+
+    async def _watch_silence(self) -> None:
+        silent = 0
+        while silent < SILENCE_CHECKS:
+            self._heard = False
+            await asyncio.sleep(self._options.silence_timeout / SILENCE_CHECKS)
+            silent = 0 if self._heard else silent + 1
+        raise LinkLostError(f"nothing heard from the worker for {self._options.silence_timeout:g} s")
+
+    async def _learn_models(self, stub: WorkerStub) -> None:
+        """Asks what the worker serves whenever a ready incarnation has not said so."""
+        timeout = self._options.silence_timeout
+        while True:
+            await self._unlearnt.wait()
+            self._unlearnt.clear()
+            incarnation = self._incarnation
+            try:
+                model = await stub.GetModel(pb.GetModelRequest(), timeout=timeout)
+                await self._catalog.fetch(model.tokenizer_hash, partial(_read_tokenizer, stub, model))
+            except grpc.aio.AioRpcError as error:
+                # The next status, within a second, asks again.
+                log.warning("worker does not say what it serves", worker=self.address, why=error.details())
+                continue
+            if incarnation == self._incarnation:
+                self._model = wire.model_info(model, created=int(time.time()))
+                log.info("worker ready", worker=self.address, model=model.id, incarnation=incarnation)
+                self._changed()
+
+    def _take(self, frame: pb.WorkerFrame) -> None:
+        """A whole frame in one pass. Handles that are not known belong to attempts that were given up."""
+        self._heard = True
+        for delta in frame.deltas:
+            if (attempt := self._attempts.get(delta.handle)) is not None:
+                attempt.push(tokens := wire.tokens(delta))
+                if tokens.finish_reason is not None:
+                    del self._attempts[delta.handle]
+        if frame.deltas and self._health.losses:
+            self._health = Health()
+            self._changed()
+        for failure in frame.failures:
+            if (attempt := self._forget(failure.handle)) is not None:
+                attempt.fail(wire.failure(failure.error, self.address, self._incarnation))
+        # After the failures, which belong to the incarnation before.
+        if frame.HasField("status"):
+            self._take_status(frame.status)
+
+    def _take_status(self, status: pb.Status) -> None:
+        before, self._status = self._status, status
+        if before is None:
+            self._sessions += 1
+            if self._sessions > 1:
+                self._reconnects.inc()
+        if status.incarnation != self._incarnation:
+            self._start_incarnation(status.incarnation)
+        self._foreign_load = max(status.running + status.waiting - len(self._attempts), 0)
+        self._detail = wire.detail(status)
+        if status.state == pb.STATE_READY and self._model is None:
+            self._unlearnt.set()
+        if before is None or before.state != status.state or before.incarnation != status.incarnation:
+            self._changed()
+
+    def _start_incarnation(self, incarnation: str) -> None:
+        """Drops what was learnt about the one before; its requests are gone, reported or not."""
+        for handle in self._attempts:
+            self._outbox.put_nowait(wire.cancel_frame(handle))
+        self._lose_attempts("the worker's engine was started anew")
+        self._incarnation = incarnation
+        self._model = None
+        self.prefixes = PrefixMap()
+        self._health = self._health.restarted()
+
+    def _detach(self, why: str) -> None:
+        self._status = None
+        self._detail = why
+        self._foreign_load = 0
+        self._unlearnt.clear()
+        self._lose_attempts(f"the stream to worker {self.address} was lost ({why})")
+        self._changed()
+
+    def _lose_attempts(self, message: str) -> None:
+        """The worker or its engine is gone, and did not say which request is to blame."""
+        if self._burdened:
+            self._burdened = False
+            self._health = self._health.lost(time.monotonic())
+            if self._health.on_trial:
+                self._ejections.inc()
+        failure = Failure(self.address, self._incarnation, Reason.ENGINE_DEAD, message, in_step=None)
+        for attempt in self._attempts.values():
+            attempt.fail(failure)
+        self._attempts.clear()
+
+    def _cancel(self, handle: int) -> None:
+        if self._forget(handle) is not None:
+            self._outbox.put_nowait(wire.cancel_frame(handle))
+
+    def _forget(self, handle: int) -> Attempt | None:
+        attempt = self._attempts.pop(handle, None)
+        if attempt is not None and self._health.on_trial:
+            # The next one may try.
+            self._changed()
+        return attempt
+
+
+async def _read_tokenizer(stub: WorkerStub, model: pb.Model) -> Files:
+    request = pb.GetTokenizerRequest(tokenizer_hash=model.tokenizer_hash)
+    files: dict[str, bytearray] = {}
+    async for chunk in stub.GetTokenizer(request, timeout=TOKENIZER_TIMEOUT):
+        files.setdefault(chunk.name, bytearray()).extend(chunk.data)
+    return {name: bytes(data) for name, data in files.items()}

@@ -1,0 +1,164 @@
+"""A GGUF file's vocabulary, told as `tokenizer.json` and `tokenizer_config.json`.
+
+Two kinds of vocabulary: `gpt2`, byte-level BPE with stored merges, and `llama`, SentencePiece BPE with
+scores. The ids must be those of the tokenizer that the model was trained with, so that what is not known is
+refused by name.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from .errors import CheckpointError
+from .gguf_file import Gguf
+from .pre_tokenizers import BYTE_LEVEL_KINDS, byte_level_pre_tokenizer
+
+# tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+
+
+def gguf_tokenizer_files(gguf: Gguf) -> dict[str, bytes]:
+    """`tokenizer.json` and `tokenizer_config.json` made of the metadata. Raises CheckpointError."""
+    keys = {
+        key.removeprefix("tokenizer.ggml."): value
+        for key, value in gguf.metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }
+    model, tokens = keys.get("model"), keys.get("tokens")
+    if model is None or not tokens:
+        raise CheckpointError(f"{gguf.path} holds no tokenizer. Use a file that was converted with one.")
+    if model not in ("gpt2", "llama"):
+        raise CheckpointError(
+            f"{gguf.path}: the tokenizer model {model!r} is not supported. Supported are gpt2 "
+            "(byte-level BPE) and llama (SentencePiece BPE)."
+        )
+    types: list[int] = keys.get("token_type") or [_NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise CheckpointError(f"{gguf.path} is damaged: {len(tokens)} tokens have {len(types)} types.")
+    tokenizer = _byte_level(gguf, keys) if model == "gpt2" else _sentencepiece(gguf, keys, types)
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    special = {name: _token(gguf, keys, key) for name, key in _SPECIAL.items()}
+    add_bos = bool(keys.get("add_bos_token", model == "llama" or _adds_bos(keys)))
+    add_eos = bool(keys.get("add_eos_token", False))
+    around = [special["bos_token"] if add_bos else None, "$A", special["eos_token"] if add_eos else None]
+    template = [piece for piece in around if piece is not None]
+    if template != ["$A"]:
+        ids = [(piece, tokens.index(piece)) for piece in dict.fromkeys(template) if piece != "$A"]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{name: token for name, token in special.items() if token is not None},
+        "add_bos_token": add_bos,
+        "add_eos_token": add_eos,
+        "clean_up_tokenization_spaces": False,
+    }
+    if (chat_template := gguf.metadata.get("tokenizer.chat_template")) is not None:
+        config["chat_template"] = chat_template
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2).encode(),
+    }
+
+
+_SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
+
+def _token(gguf: Gguf, keys: Mapping[str, Any], key: str) -> str | None:
+    index = keys.get(key)
+    if index is None:
+        return None
+    if not 0 <= index < len(keys["tokens"]):
+        raise CheckpointError(f"{gguf.path}: tokenizer.ggml.{key} = {index} is outside the vocabulary.")
+    return keys["tokens"][index]
+
+
+def _adds_bos(keys: Mapping[str, Any]) -> bool:
+    kind = BYTE_LEVEL_KINDS.get(keys.get("pre", "default"))
+    return kind is not None and kind.adds_bos
+
+
+def _byte_level(gguf: Gguf, keys: Mapping[str, Any]) -> Tokenizer:
+    name = keys.get("pre", "default")
+    kind = BYTE_LEVEL_KINDS.get(name)
+    if kind is None:
+        raise CheckpointError(
+            f"{gguf.path}: the pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported, and to guess "
+            f"would change the token ids. Supported are {', '.join(sorted(BYTE_LEVEL_KINDS))}."
+        )
+    if not keys.get("merges"):
+        raise CheckpointError(f"{gguf.path} holds a byte-level BPE vocabulary without its merges.")
+    merges = []
+    for merge in keys["merges"]:
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
+    vocab = {token: index for index, token in enumerate(keys["tokens"])}
+    try:
+        model = models.BPE(vocab, merges, ignore_merges=kind.ignore_merges)
+    except (
+        Exception
+    ) as error:  # `tokenizers` raises no narrower class: a merge names a token that is not there
+        raise CheckpointError(f"{gguf.path}: vocabulary and merges do not fit together: {error}") from error
+    tokenizer = Tokenizer(model)
+    if kind.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = byte_level_pre_tokenizer(kind)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(gguf: Gguf, keys: Mapping[str, Any], types: list[int]) -> Tokenizer:
+    if keys.get("precompiled_charsmap") or keys.get("remove_extra_whitespaces"):
+        raise CheckpointError(
+            f"{gguf.path}: a SentencePiece vocabulary that normalises text is not supported."
+        )
+    tokens, scores = keys["tokens"], keys.get("scores")
+    if scores is None or len(scores) != len(tokens):
+        raise CheckpointError(
+            f"{gguf.path} holds a SentencePiece vocabulary without the scores of its pieces."
+        )
+    pieces = {token: scores[i] for i, token in enumerate(tokens) if types[i] == _NORMAL}
+    vocab = {token: index for index, token in enumerate(tokens)}
+    unknown = _token(gguf, keys, "unknown_token_id")
+    if unknown is None and _UNKNOWN in types:
+        unknown = tokens[types.index(_UNKNOWN)]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab, _merges(pieces, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types
+        )
+    )
+    # SentencePiece writes spaces as this character, and puts one before the text and after each special
+    # token.
+    space = "▁"
+    prefix = [normalizers.Prepend(space)] if keys.get("add_space_prefix", True) else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", space)])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return tokenizer
+
+
+def _merges(pieces: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The merges that SentencePiece's scores amount to: of all pairs that make a piece, the best piece
+    first.
+    """
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in pieces
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    return sorted(merges, key=lambda pair: (-pieces[pair[0] + pair[1]], ids[pair[0]], ids[pair[1]]))

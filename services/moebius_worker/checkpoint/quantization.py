@@ -1,0 +1,21 @@
+"""The name of the quantisation that a `config.json` declares."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def quantization_name(config: Mapping[str, Any]) -> str | None:
+    """Such as "modelopt NVFP4", "compressed-tensors pack-quantized" or "awq 4-bit"; None without
+    quantisation.
+
+    Multimodal models may declare it inside `text_config`.
+    """
+    declared = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
+    if not declared:
+        return None
+    bits = declared.get("bits")
+    parts = (
+        declared.get("quant_method", "unnamed"),
+        declared.get("quant_algo") or declared.get("format") or (f"{bits}-bit" if bits else None),
+    )
+    return " ".join(str(part) for part in parts if part)

@@ -1,0 +1,126 @@
+"""`python -m moebius_worker.engine --fd N SETTINGS`: started by the front, never by hand."""
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+import structlog
+from moebius_proto.worker.v1 import engine_pb2, worker_pb2
+
+from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
+from moebius_worker.engine.convert import fatal, loading
+from moebius_worker.engine.pipe import FrontGoneError, Pipe
+from moebius_worker.logs import configure_logs
+from moebius_worker.settings import WorkerSettings
+
+_PR_SET_PDEATHSIG = 1
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    arguments = _parse()
+    settings = WorkerSettings.model_validate_json(arguments.settings)
+    _belong_to_the_front()
+    configure_logs(settings.log_format, process="engine", pid=os.getpid())
+    connection = socket.socket(fileno=arguments.fd)
+    connection.set_inheritable(False)
+    pipe = Pipe(connection)
+    try:
+        return _serve(pipe, settings)
+    except FrontGoneError:
+        log.info("the front is gone; ending")
+        return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="moebius_worker.engine", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the engine's end of the socket pair")
+    parser.add_argument("settings", help="WorkerSettings as JSON")
+    return parser.parse_args()
+
+
+def _belong_to_the_front() -> None:
+    """Dies with the front; leaves Ctrl-C, which the whole process group gets, to the front, which drains."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # If the front died before this line, the first frame finds the pipe closed.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _serve(pipe: Pipe, settings: WorkerSettings) -> int:
+    """Loads and serves. Says why in a last frame when it cannot; raises FrontGoneError."""
+    try:
+        _load_and_run(pipe, settings)
+    except FrontGoneError:
+        raise
+    except Exception as error:
+        log.exception("the engine ends")
+        pipe.send(_last_word(error))
+    return 1
+
+
+def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
+    def progress(phase: str, done: int, total: int) -> None:
+        pipe.send(loading(phase, done, total))
+
+    progress("opening the checkpoint", 0, 0)
+    checkpoint = open_checkpoint(settings.model, progress=progress)
+    progress("starting PyTorch", 0, 0)
+    # Late, so that a checkpoint that is not there is reported at once.
+    from moebius_worker.engine.faults import FaultInjector
+    from moebius_worker.engine.loop import EngineLoop
+    from moebius_worker.engine.runner import ModelRunner, RunnerOptions
+    from moebius_worker.engine.sampler import sample
+    from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+
+    options = RunnerOptions(
+        device=settings.device,
+        dtype=settings.dtype,
+        kv_cache_bytes=settings.kv_cache_memory,
+        page_size=settings.page_size,
+        max_model_len=settings.max_model_len,
+        threads=settings.threads,
+        max_step_tokens=settings.max_step_tokens,
+    )
+    runner = ModelRunner.load(checkpoint, options, progress)
+    config = SchedulerConfig(
+        page_size=runner.page_size,
+        num_pages=runner.num_pages,
+        max_running=settings.max_running,
+        max_step_tokens=settings.max_step_tokens,
+        max_model_len=runner.max_model_len,
+        max_waiting=settings.max_waiting,
+    )
+    loop = EngineLoop(
+        pipe,
+        runner,
+        Scheduler(config),
+        sample,
+        max_running=settings.max_running,
+        faults=FaultInjector(settings.inject_faults),
+    )
+    model = worker_pb2.Model(
+        architecture=runner.architecture,
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.vocab_size,
+        eos_token_ids=checkpoint.eos_token_ids,
+        dtype=runner.dtype_name,
+        device=settings.device,
+        page_size=runner.page_size,
+    )
+    pipe.send(engine_pb2.EngineFrame(ready=engine_pb2.EngineReady(model=model, stats=loop.stats())))
+    loop.run()
+
+
+def _last_word(error: Exception) -> engine_pb2.EngineFrame:
+    permanent = isinstance(error, CheckpointError)
+    return fatal(worker_pb2.REASON_ENGINE_DEAD, str(error), permanent=permanent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

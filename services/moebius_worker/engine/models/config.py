@@ -1,0 +1,97 @@
+"""What decoder models read from a checkpoint's config, and the refusal of what they do not implement."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moebius_kernels.rotary import RotarySpec
+from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.engine.models.rope import read_rope
+
+# Keys that change what is computed and that no family here implements, with the values that mean "off".
+# Keys that are not listed are names, training settings and defaults of generation.
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "quantization_config": (),
+    "alibi": (False,),
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "clip_qkv": (),
+    "embedding_multiplier": (1, 1.0),
+    "final_logit_softcapping": (),
+    "layer_types": (),
+    "logit_scale": (1, 1.0),
+    "logits_scaling": (1, 1.0),
+    "no_rope_layers": ([],),
+    "qk_norm": (False,),
+    "residual_multiplier": (1, 1.0),
+    "rope_interleaved": (False,),
+    "use_qk_norm": (False,),
+}
+_SAME_IN_ALL_LAYERS = {"full_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """The sizes that all decoder families share; `rope` says how positions turn queries and keys."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RotarySpec
+    # A position sees itself and the `sliding_window - 1` before it; None: all.
+    sliding_window: int | None
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    max_position_embeddings: int
+
+
+def require(config: Mapping[str, Any], key: str, kind: type[int] | type[float] = int) -> Any:
+    """A number that must be there and greater than 0. Raises CheckpointError."""
+    value = config.get(key)
+    if not isinstance(value, int | kind) or isinstance(value, bool) or value <= 0:
+        raise CheckpointError(f"The config says {key} = {value!r}; a number above 0 is needed.")
+    return value
+
+
+def read_decoder_config(config: Mapping[str, Any], *, default_theta: float) -> DecoderConfig:
+    """Reads config.json's keys. Raises CheckpointError naming a key that is missing or not implemented."""
+    for key, neutral in _REFUSED.items():
+        value = config.get(key)
+        if key == "layer_types" and value is not None and set(value) <= _SAME_IN_ALL_LAYERS:
+            continue
+        if value is not None and value not in neutral:
+            raise CheckpointError(f"The config says {key} = {value!r}, which is not implemented.")
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise CheckpointError(f"The config says hidden_act = {activation!r}; only 'silu' is implemented.")
+    num_heads = require(config, "num_attention_heads")
+    hidden_size = require(config, "hidden_size")
+    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"num_attention_heads = {num_heads} is no multiple of num_key_value_heads = {num_kv_heads}."
+        )
+    head_dim = config.get("head_dim") or hidden_size // num_heads
+    max_position_embeddings = require(config, "max_position_embeddings")
+    return DecoderConfig(
+        vocab_size=require(config, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=require(config, "intermediate_size"),
+        num_layers=require(config, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        norm_eps=require(config, "rms_norm_eps", float),
+        rope=read_rope(config, head_dim, default_theta),
+        sliding_window=config.get("sliding_window"),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=bool(config.get("attention_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        max_position_embeddings=max_position_embeddings,
+    )

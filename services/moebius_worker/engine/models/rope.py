@@ -1,0 +1,77 @@
+"""Reads rotary settings, in their old form (rope_theta, rope_scaling) and the new (rope_parameters)."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from moebius_kernels.rotary import LinearScaling, Llama3Scaling, RotarySpec, YarnScaling
+from moebius_worker.checkpoint.errors import CheckpointError
+
+
+def read_rope(config: Mapping[str, Any], head_dim: int, default_theta: float) -> RotarySpec:
+    """Raises CheckpointError for a type of scaling that is not implemented and for missing parameters."""
+    parameters = {
+        "rope_theta": config.get("rope_theta"),
+        "partial_rotary_factor": config.get("partial_rotary_factor"),
+        **(config.get("rope_scaling") or {}),
+        **(config.get("rope_parameters") or {}),
+    }
+    partial = parameters["partial_rotary_factor"]
+    if partial not in (None, 1, 1.0):
+        raise CheckpointError(
+            f"The config says partial_rotary_factor = {partial!r}, which is not implemented."
+        )
+    theta = parameters["rope_theta"] or default_theta
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    # Checkpoints differ in where they say it, and some leave out that it is their whole context.
+    original = int(
+        config.get("original_max_position_embeddings")
+        or parameters.get("original_max_position_embeddings")
+        or config["max_position_embeddings"]
+    )
+
+    def number(key: str) -> float:
+        value = parameters.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise CheckpointError(
+                f"The config's rope scaling {kind!r} says {key} = {value!r}; a number is needed."
+            )
+        return float(value)
+
+    match kind:
+        case "default":
+            return RotarySpec(head_dim, theta)
+        case "linear":
+            return RotarySpec(head_dim, theta, LinearScaling(number("factor")))
+        case "llama3":
+            scaling = Llama3Scaling(
+                number("factor"), number("low_freq_factor"), number("high_freq_factor"), original
+            )
+            return RotarySpec(head_dim, theta, scaling)
+        case "yarn":
+            factor = number("factor")
+            return RotarySpec(
+                head_dim,
+                theta,
+                YarnScaling(
+                    factor=factor,
+                    original_max_position_embeddings=original,
+                    attention_factor=_yarn_attention_factor(parameters, factor),
+                    beta_fast=float(parameters.get("beta_fast") or 32),
+                    beta_slow=float(parameters.get("beta_slow") or 1),
+                    truncate=bool(parameters.get("truncate", True)),
+                ),
+            )
+    raise CheckpointError(
+        f"The config asks for rope scaling {kind!r}; implemented are default, linear, llama3 and yarn."
+    )
+
+
+def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
+    def magnitude(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    if (given := parameters.get("attention_factor")) is not None:
+        return float(given)
+    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return magnitude(above) / magnitude(below) if above and below else magnitude(1.0)

@@ -1,0 +1,80 @@
+"""What the scheduler knows about one request, and how a request moves on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moebius_worker.engine.cache.manager import BlockTable
+from moebius_worker.engine.types import Finish, Output, Request
+
+
+@dataclass(eq=False, slots=True)
+class RequestState:
+    """A request that is waiting, running, or cancelled while a step with it is under way."""
+
+    request: Request
+    # Order of arrival: a request with a smaller number goes first and is preempted last.
+    arrival: int
+    # Prompt and output together end with LENGTH at so many tokens.
+    limit: int
+    table: BlockTable
+    running: bool = False
+    cancelled: bool = False
+    # Positions whose keys and values are in the pages of `table`.
+    computed: int = 0
+    # The highest value that `computed` ever had: what a preempted request finds in the tree below this
+    # position was its own work.
+    reached: int = 0
+    cached_tokens: int = 0
+    # The last step that admitted or computed it.
+    last_step: int = 0
+    # While waiting: younger requests that were admitted before it (as many as may be, once preempted).
+    overtaken: int = 0
+    # While waiting: pages needed at the last look, and the step from which the next look is due.
+    need: int = 0
+    look_again: int = 0
+    # All known tokens; those of them that were generated (resumed ones included), and the others.
+    tokens: list[int] = field(init=False)
+    outputs: list[int] = field(init=False)
+    prompt_ids: tuple[int, ...] = field(init=False)
+    _reported: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        prompt_len = self.request.prompt_len
+        self.tokens = list(self.request.token_ids)
+        self.outputs = self.tokens[prompt_len:]
+        self.prompt_ids = self.request.token_ids[:prompt_len]
+
+    @property
+    def pending(self) -> int:
+        """Known tokens that are still to be computed; 1 when decoding."""
+        return len(self.tokens) - self.computed
+
+    def skip_to(self, position: int) -> int:
+        """The cache holds all positions below `position`; returns how many prompt tokens that saved."""
+        saved = max(0, min(position, self.request.prompt_len) - self.reached)
+        self.cached_tokens += saved
+        self.advance_to(max(position, self.computed))
+        return saved
+
+    def advance_to(self, position: int) -> None:
+        self.computed = position
+        self.reached = max(self.reached, position)
+
+    def accept(self, sampled: Sequence[int]) -> Output:
+        """Appends `sampled` up to the token that ends the request; those after it are dropped."""
+        finish: Finish | None = None
+        accepted: list[int] = []
+        for token in sampled:
+            stoppable = len(self.outputs) >= self.request.min_tokens
+            self.tokens.append(token)
+            self.outputs.append(token)
+            accepted.append(token)
+            if stoppable and token in self.request.stop_token_ids:
+                finish = Finish.STOP
+            elif len(self.tokens) >= self.limit:
+                finish = Finish.LENGTH
+            if finish is not None:
+                break
+        cached_tokens = 0 if self._reported else self.cached_tokens
+        self._reported = True
+        return Output(self.request.handle, tuple(accepted), finish, cached_tokens)

@@ -1,0 +1,170 @@
+"""Computes steps: owns the weights, the paged keys and values, and the device."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
+
+import structlog
+import torch
+
+from moebius_kernels.attention_plan import MAX_GROUP_KEYS, Span, plan_attention
+from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.engine.host_memory import Memory, host_memory
+from moebius_worker.engine.kv_tensors import KvTensors
+from moebius_worker.engine.memory import GPU_SHARE, HOST_SHARE, Demand, MemoryPlan, plan_memory
+from moebius_worker.engine.models.decoder import Decoder
+from moebius_worker.engine.models.layers import Place
+from moebius_worker.engine.models.registry import architecture_of, build_model
+from moebius_worker.engine.types import Slice
+from moebius_worker.engine.weights.load import load_weights
+from moebius_worker.engine.weights.open import open_weights
+
+# What is being done, and how many of how many bytes are.
+Progress = Callable[[str, int, int], None]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """Where and how large.
+
+    `device`: "auto" (CUDA if present), "cpu", "cuda", "cuda:1". `dtype`: "auto" (fp32 on the CPU, else the
+    checkpoint's), "float32", "bfloat16", "float16". `kv_cache_bytes` and `max_model_len`: None leaves them to
+    the memory plan; `threads`: None leaves them to PyTorch.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_cache_bytes: int | None = None
+    page_size: int = 16
+    max_model_len: int | None = None
+    threads: int | None = None
+    max_step_tokens: int = 512
+
+
+class ModelRunner:
+    def __init__(
+        self, architecture: str, model: Decoder, plan: MemoryPlan, page_size: int, place: Place
+    ) -> None:
+        """Allocates the KV cache of `plan` at `place`, where the parameters of `model` are."""
+        self.architecture = architecture
+        self.vocab_size = model.config.vocab_size
+        self.page_size = page_size
+        self.num_pages = plan.num_pages
+        self.max_model_len = plan.max_model_len
+        self.device_name = str(place.device)
+        self.dtype_name = str(place.dtype).removeprefix("torch.")
+        self._model = model
+        self._place = place
+        self._kv = KvTensors.allocate(model.kv_shape, plan.num_pages, page_size, place.dtype, place.device)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        options: RunnerOptions,
+        progress: Progress = lambda phase, done, total: None,
+    ) -> Self:
+        """Plans the memory, then reads the weights. Raises CheckpointError and OutOfMemoryPlan."""
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        place = _place(checkpoint, options)
+        # Sizes first: a model that does not fit is refused before any memory is taken.
+        sizes = build_model(checkpoint.config, Place(torch.device("meta"), place.dtype))
+        reader = open_weights(checkpoint)
+        gpu = place.device.type == "cuda"
+        plan = plan_memory(
+            _demand(sizes, options, place.dtype),
+            Memory(*torch.cuda.mem_get_info(place.device)) if gpu else host_memory(),
+            GPU_SHARE if gpu else HOST_SHARE,
+        )
+        log.info("memory plan", **{name: getattr(plan, name) for name in MemoryPlan.__slots__})
+        model = build_model(checkpoint.config, place)
+        load_weights(
+            reader,
+            model.weight_map(),
+            model.ignores,
+            lambda name, done, total: progress("loading weights", done, total),
+        )
+        return cls(architecture_of(checkpoint.config), model, plan, options.page_size, place)
+
+    @torch.inference_mode()
+    def step(self, slices: Sequence[Slice]) -> torch.Tensor:
+        """Computes the tokens; returns logits fp32 [slices that sample, vocab], in the order of the slices.
+
+        Raises ValueError for a token id that is not in the vocabulary.
+        """
+        for piece in slices:
+            if max(piece.token_ids) >= self.vocab_size:
+                raise ValueError(
+                    f"request {piece.handle} holds the token id {max(piece.token_ids)}; "
+                    f"the vocabulary ends at {self.vocab_size - 1}"
+                )
+        device = self._place.device
+        token_ids = [token_id for piece in slices for token_id in piece.token_ids]
+        positions = [position for piece in slices for position in range(piece.start, piece.end)]
+        attention = plan_attention(
+            [Span(piece.start, len(piece.token_ids), piece.pages) for piece in slices],
+            page_size=self.page_size,
+            window=self._model.config.sliding_window,
+            dtype=self._place.dtype,
+            device=device,
+        )
+        hidden = self._model.forward(
+            torch.tensor(token_ids, device=device),
+            torch.tensor(positions, device=device),
+            self._kv,
+            attention,
+        )
+        ends = accumulate(len(piece.token_ids) for piece in slices)
+        sampled = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
+        return self._model.logits(hidden[torch.tensor(sampled, dtype=torch.int64, device=device)])
+
+
+def _place(checkpoint: Checkpoint, options: RunnerOptions) -> Place:
+    """Raises CheckpointError for a device that is not there and a dtype that is not offered."""
+    name = options.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise CheckpointError(f"The device {name!r} is not supported. Choose cpu, cuda or cuda:N.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError(f"The device {name!r} was asked for, but PyTorch finds no GPU. Choose cpu.")
+    dtype = options.dtype
+    if dtype == "auto":
+        declared = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "bfloat16"
+        dtype = "float32" if kind == "cpu" else declared
+    if dtype not in _DTYPES:
+        raise CheckpointError(f"The dtype {dtype!r} is not supported. Choose {', '.join(_DTYPES)} or auto.")
+    return Place(torch.device(name), _DTYPES[dtype])
+
+
+def _demand(model: Decoder, options: RunnerOptions, dtype: torch.dtype) -> Demand:
+    """`model` may be on the device "meta"."""
+    config, shape = model.config, model.kv_shape
+    if (asked := options.max_model_len) is not None and asked > config.max_position_embeddings:
+        raise CheckpointError(
+            f"max_model_len = {asked} is more than the {config.max_position_embeddings} positions that the "
+            "model was made for. Lower it."
+        )
+    longest = asked or config.max_position_embeddings
+    rows = options.max_step_tokens
+    return Demand(
+        weights=sum(weight.nbytes for weight in model.weight_map().values()),
+        # Rows and their logits in fp32, a prefill's mask (as truth values and as numbers), and one layer's
+        # keys and values gathered from their pages.
+        workspace=4 * rows * (model.row_elements + config.vocab_size)
+        + 5 * rows * longest
+        + 2 * max(MAX_GROUP_KEYS, longest) * shape.num_kv_heads * shape.head_dim * dtype.itemsize,
+        page_bytes=shape.page_bytes(options.page_size, dtype),
+        page_size=options.page_size,
+        context_len=config.max_position_embeddings,
+        max_model_len=asked,
+        kv_cache_bytes=options.kv_cache_bytes,
+    )

@@ -1,0 +1,86 @@
+"""From logits to tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moebius_worker.engine.draw import draw
+from moebius_worker.engine.logit_adjustments import adjust_logits
+from moebius_worker.engine.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """How one row of logits is sampled. `output_ids`: all generated before; `banned`: ids not allowed now."""
+
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    banned: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logs, after penalties and bias, before temperature and truncation; `top` has the best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    token_id: int
+    logprobs: Logprobs | None
+
+
+class NonFiniteLogitsError(Exception):
+    """The best logit of some rows is NaN or infinite: nothing can be drawn. `rows` are their indices."""
+
+    def __init__(self, rows: tuple[int, ...]) -> None:
+        super().__init__(f"the logits of rows {', '.join(map(str, rows))} are not finite")
+        self.rows = rows
+
+
+@torch.inference_mode()
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    """Samples logits fp32 [N, vocab] for N rows. A row's result depends on that row alone.
+
+    Raises NonFiniteLogitsError.
+    """
+    if not rows:
+        return []
+    logits = adjust_logits(logits, rows)
+    best, best_ids = logits.max(dim=-1)
+    if bad := [index for index, finite in enumerate(best.isfinite().tolist()) if not finite]:
+        raise NonFiniteLogitsError(tuple(bad))
+    token_ids: list[int] = best_ids.tolist()
+    random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    if random:
+        chosen = logits if len(random) == len(rows) else logits[random]
+        params = [rows[index].params for index in random]
+        drawn = draw(chosen, params, [len(rows[index].output_ids) for index in random])
+        for index, token_id in zip(random, drawn, strict=True):
+            token_ids[index] = token_id
+    logprobs = _logprobs(logits, rows, token_ids)
+    return [Sampled(token_id, logprobs.get(index)) for index, token_id in enumerate(token_ids)]
+
+
+def _logprobs(
+    logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
+) -> dict[int, Logprobs]:
+    """Those of the rows that asked, by row."""
+    counts = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
+    if not counts:
+        return {}
+    indices = list(counts)
+    table = logits[indices].log_softmax(dim=-1)
+    width = min(max(counts.values()), table.shape[1])
+    top_values, top_ids = table.topk(width, dim=-1)
+    chosen = torch.tensor([token_ids[index] for index in indices], device=table.device)
+    own = table.gather(1, chosen.unsqueeze(1)).squeeze(1)
+    found = zip(counts.items(), own.tolist(), top_ids.tolist(), top_values.tolist(), strict=True)
+    return {
+        index: Logprobs(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+        for (index, count), logprob, ids, values in found
+    }

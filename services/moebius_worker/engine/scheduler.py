@@ -1,0 +1,371 @@
+"""Which requests the next step computes, and how far: continuous batching over a paged KV cache.
+
+A step computes a slice of each of some requests. Every step has one budget of tokens: decodes come first,
+prefills share the rest in chunks (`step_budget.py`).
+
+Pages are taken as a request grows, never for `max_tokens` ahead. When they run out, a request that cannot
+compute even one token takes them from the running request that arrived last, which is *preempted*: it goes
+back to its place among the waiting ones with its outputs, and computes its keys and values again (its full
+pages stay in the prefix tree as long as nobody else needs them). A request never takes pages from an older
+one; it then pauses, with what it holds. So the oldest running request advances in every step of its kind.
+
+Waiting requests are admitted in the order of their arrival, when the pages for all their known tokens are
+there besides what the running ones still need for theirs and for a little growth. One that does not fit is
+passed by, so that small requests go on; but when `max_overtakes` younger ones have been admitted before it,
+nobody passes it any more (*aging*): the running ones finish, and it is next. Nobody ever passes a
+preempted request: its client has been waiting in the middle of a text.
+
+A quarantined request is computed in steps of its own. When both kinds have work, their steps alternate,
+and several quarantined requests take turns.
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
+from typing import Literal
+
+from moebius_worker.engine.cache.manager import KVCache
+from moebius_worker.engine.request_state import RequestState
+from moebius_worker.engine.step_budget import share_budget
+from moebius_worker.engine.types import Output, Request, SchedulerStats, Slice, StepPlan
+
+# A running request is left pages for so many more tokens when another one is admitted.
+GROWTH_TOKENS = 16
+# Waiting requests looked at in one step, and steps between two looks at one that did not fit: bounds on the
+# cost of a step when the queue is long.
+LOOKAHEAD = 64
+LOOK_AGAIN_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    # Tokens a page holds, and pages in the KV cache.
+    page_size: int
+    num_pages: int
+    # Requests that hold pages at a time; no more than `max_step_tokens` are used, so that each can decode.
+    max_running: int
+    # Tokens that one step computes at most.
+    max_step_tokens: int
+    # Tokens that prompt and output may have together.
+    max_model_len: int
+    # Requests that wait while no place among the running ones is free for them.
+    max_waiting: int
+    # How many younger requests may be admitted before a waiting one that does not fit.
+    max_overtakes: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "num_pages", "max_running", "max_step_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("max_waiting", "max_overtakes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+
+    @property
+    def pool_tokens(self) -> int:
+        return self.num_pages * self.page_size
+
+
+class Rejected(Exception):  # noqa: N818 (an answer to the user, not a fault)
+    """The request is not taken. `reason` is one of worker.proto's, `message` says what to do."""
+
+    def __init__(self, reason: Literal["OVERLOADED", "KV_EXHAUSTED", "BAD_REQUEST"], message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the sampler must know. `output_ids` grows with the request; it is to be read only."""
+
+    prompt_ids: Sequence[int]
+    # Resumed ones included.
+    output_ids: Sequence[int]
+    request: Request
+
+
+class Scheduler:
+    """Takes requests, plans steps, turns sampled tokens into outputs. Not thread safe; one step at a time.
+
+    The cycle is `plan = schedule()`, compute it, then `complete(plan, sampled)`, or `fail(plan.handles)` if
+    computing it raised. `add` and `cancel` may be called at any moment.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._places = min(config.max_running, config.max_step_tokens)
+        self._cache = KVCache(config.num_pages, config.page_size)
+        self._requests: dict[int, RequestState] = {}
+        # Both in the order of arrival.
+        self._waiting: list[RequestState] = []
+        self._running: list[RequestState] = []
+        self._arrivals = count()
+        self._steps = 0
+        self._plan = StepPlan(())
+        # The requests of `_plan` whose slices have neither been completed nor failed.
+        self._in_step: dict[int, RequestState] = {}
+        self._quarantine_next = False
+        self._preemptions = 0
+        self._cached_tokens = 0
+
+    # ---- requests come and go -----------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Takes a request, or raises `Rejected`. `max_tokens` beyond what fits is cut to that."""
+        config = self._config
+        self._check(request)
+        free_places = max(0, self._places - len(self._running))
+        if len(self._waiting) >= config.max_waiting + free_places:
+            raise Rejected("OVERLOADED", f"{len(self._waiting)} requests are waiting: try again later")
+        state = RequestState(
+            request=request,
+            arrival=next(self._arrivals),
+            limit=min(request.prompt_len + request.max_tokens, config.max_model_len, config.pool_tokens),
+            table=self._cache.new_table(),
+        )
+        self._requests[request.handle] = state
+        self._waiting.append(state)
+
+    def cancel(self, handle: int) -> bool:
+        """Ends a request without another output; False when there is no such request (any more).
+
+        Its pages are free at once, or, if a step with it is under way, at that step's end; until then its
+        handle stays taken.
+        """
+        state = self._requests.get(handle)
+        if state is None or state.cancelled:
+            return False
+        self._withdraw(state)
+        if handle in self._in_step:
+            state.cancelled = True
+        else:
+            self._forget(state)
+        return True
+
+    def fail(self, handles: Iterable[int]) -> None:
+        """Forgets requests after a step with them raised. Nothing that the step was writing is reused.
+
+        If some of a step's requests failed alone (their sampling raised, say), the step is still to be
+        completed for the others.
+        """
+        for handle in handles:
+            state = self._requests.get(handle)
+            if state is None:
+                continue
+            self._in_step.pop(handle, None)
+            if not state.cancelled:
+                self._withdraw(state)
+            self._forget(state)
+
+    def has_work(self) -> bool:
+        """Whether `schedule` would return a step with something in it."""
+        return bool(self._running or self._waiting)
+
+    def history(self, handle: int) -> History:
+        """KeyError when there is no such request. One cancelled during a step is there until its end."""
+        state = self._requests[handle]
+        return History(state.prompt_ids, state.outputs, state.request)
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            preemptions=self._preemptions,
+            cached_tokens=self._cached_tokens,
+            cache=self._cache.stats(),
+        )
+
+    # ---- the step -----------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Plans a step; its plan is empty only if there is no work. RuntimeError while one is under way."""
+        if self._in_step:
+            raise RuntimeError(f"the step before is not complete: requests {sorted(self._in_step)}")
+        self._steps += 1
+        self._admit()
+        self._plan = StepPlan(self._compose())
+        self._in_step = {handle: self._requests[handle] for handle in self._plan.handles}
+        return self._plan
+
+    def complete(self, plan: StepPlan, sampled: Mapping[int, Sequence[int]]) -> list[Output]:
+        """Takes the tokens sampled for each slice of `plan` with `sample`: one, or several if speculated.
+
+        Cancelled and failed requests need none. RuntimeError when `plan` is not the last one, ValueError
+        (and nothing changed) when a request's tokens are missing.
+        """
+        if plan is not self._plan:
+            raise RuntimeError("the plan is not that of the last step")
+        for piece in plan.slices:
+            state = self._in_step.get(piece.handle)
+            if piece.sample and state and not state.cancelled and not sampled.get(piece.handle):
+                raise ValueError(f"no token was sampled for request {piece.handle}")
+        outputs: list[Output] = []
+        for piece in plan.slices:
+            state = self._in_step.pop(piece.handle, None)
+            if state is None:
+                continue
+            state.advance_to(piece.end)
+            self._cache.commit(state.table, state.tokens, piece.end)
+            if state.cancelled:
+                self._forget(state)
+            elif piece.sample:
+                output = state.accept(sampled[piece.handle])
+                outputs.append(output)
+                if output.finish is not None:
+                    self._withdraw(state)
+                    self._forget(state)
+        return outputs
+
+    # ---- admission ----------------------------------------------------------------------------------
+
+    def _check(self, request: Request) -> None:
+        config = self._config
+        length = len(request.token_ids)
+        if request.handle in self._requests:
+            raise Rejected("BAD_REQUEST", f"handle {request.handle} is in use: choose another")
+        if request.resumed < 0 or request.prompt_len < 1:
+            raise Rejected("BAD_REQUEST", "the prompt is empty: send at least one token")
+        if request.max_tokens <= request.resumed:
+            raise Rejected(
+                "BAD_REQUEST",
+                f"max_tokens is {request.max_tokens}, but {request.resumed} tokens were generated before:"
+                " it must be larger",
+            )
+        if length >= config.max_model_len:
+            raise Rejected(
+                "BAD_REQUEST",
+                f"{length} tokens leave no room for output in a context of {config.max_model_len}:"
+                " shorten the prompt",
+            )
+        if length >= config.pool_tokens:
+            raise Rejected(
+                "KV_EXHAUSTED",
+                f"{length} tokens do not fit in the KV cache, which holds {config.pool_tokens}:"
+                " shorten the prompt, or give the worker more KV cache memory",
+            )
+
+    def _admit(self) -> None:
+        """Moves waiting requests to the running ones, as the module's docstring tells."""
+        if not self._waiting or len(self._running) >= self._places:
+            return
+        cache = self._cache
+        headroom = cache.available - sum(
+            self._wanted(state) - len(state.table.pages) for state in self._running
+        )
+        passed_by: list[RequestState] = []
+        # How many more may be admitted before those in `passed_by`.
+        overtakes = LOOKAHEAD
+        for state in self._waiting[:LOOKAHEAD]:
+            if self._fits(state, headroom):
+                self._waiting.remove(state)
+                self._start(state)
+                headroom -= state.need + self._wanted(state) - cache.pages_for(len(state.tokens))
+                overtakes -= bool(passed_by)
+                for older in passed_by:
+                    older.overtaken += 1
+            else:
+                passed_by.append(state)
+                overtakes = min(overtakes, self._config.max_overtakes - state.overtaken)
+            if overtakes <= 0 or len(self._running) >= self._places:
+                break
+
+    def _wanted(self, state: RequestState) -> int:
+        """Pages that a running request has or should find free: for its tokens and the next few."""
+        return self._cache.pages_for(min(len(state.tokens) + GROWTH_TOKENS, state.limit))
+
+    def _fits(self, state: RequestState, headroom: int) -> bool:
+        # A look walks the tree, so one that found too little room is good for some steps.
+        if state.need > headroom and self._steps < state.look_again:
+            return False
+        state.need = self._cache.need(state.tokens)
+        state.look_again = self._steps + LOOK_AGAIN_STEPS
+        return state.need <= headroom
+
+    def _start(self, state: RequestState) -> None:
+        state.running = True
+        # Among quarantined requests it joins the end of the round.
+        state.last_step = self._steps
+        insort(self._running, state, key=attrgetter("arrival"))
+        self._reuse(state)
+
+    def _reuse(self, state: RequestState) -> None:
+        """Lets a prefill skip what is in the tree by now; another request may have just computed it."""
+        covered = self._cache.reuse(state.table, state.tokens)
+        self._cached_tokens += state.skip_to(covered)
+
+    # ---- composition --------------------------------------------------------------------------------
+
+    def _compose(self) -> tuple[Slice, ...]:
+        """The slices of a step of the kind whose turn it is, or of the other if that cannot advance."""
+        ordinary = [state for state in self._running if not state.request.quarantined]
+        alone = [[state] for state in self._running if state.request.quarantined]
+        alone.sort(key=lambda batch: batch[0].last_step)
+        batches = [*alone, ordinary] if self._quarantine_next else [ordinary, *alone]
+        for batch in batches:
+            slices = self._fill(batch)
+            if slices:
+                self._quarantine_next = batch is ordinary
+                return slices
+        return ()
+
+    def _fill(self, batch: Sequence[RequestState]) -> tuple[Slice, ...]:
+        """Slices for those of `batch`, oldest first, that get tokens of the budget and pages for them."""
+        for state in batch:
+            if state.pending > 1:
+                self._reuse(state)
+        grants = share_budget(self._config.max_step_tokens, [state.pending for state in batch])
+        slices: list[Slice] = []
+        for state, grant in zip(batch, grants, strict=True):
+            # An older request of this step may have preempted it.
+            if grant and state.running:
+                end = state.computed + grant
+                if end > len(state.table.pages) * self._config.page_size:
+                    end = min(end, self._make_room(state))
+                    self._cache.grow(state.table, end)
+                if end > state.computed:
+                    slices.append(self._slice(state, end))
+        return tuple(slices)
+
+    def _make_room(self, state: RequestState) -> int:
+        """How many positions `state` can hold. Preempts the youngest ones until those are new ones.
+
+        Those are younger than `state`, and hence have no slice in this step yet.
+        """
+        while True:
+            room = self._cache.room(state.table)
+            youngest = self._running[-1]
+            if room > state.computed or youngest is state:
+                return room
+            self._preempt(youngest)
+
+    def _slice(self, state: RequestState, end: int) -> Slice:
+        start = state.computed
+        state.last_step = self._steps
+        return Slice(
+            handle=state.request.handle,
+            token_ids=tuple(state.tokens[start:end]),
+            start=start,
+            pages=state.table.pages,
+            sample=end == len(state.tokens),
+        )
+
+    # ---- changes of state ---------------------------------------------------------------------------
+
+    def _preempt(self, state: RequestState) -> None:
+        self._withdraw(state)
+        self._cache.release(state.table)
+        state.computed = 0
+        state.overtaken = self._config.max_overtakes
+        insort(self._waiting, state, key=attrgetter("arrival"))
+        self._preemptions += 1
+
+    def _withdraw(self, state: RequestState) -> None:
+        (self._running if state.running else self._waiting).remove(state)
+        state.running = False
+
+    def _forget(self, state: RequestState) -> None:
+        self._cache.release(state.table)
+        del self._requests[state.request.handle]

@@ -1,0 +1,230 @@
+"""The requests in the engine and the gateways that wait for them. No I/O: frames in, frames out."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+from moebius_proto.worker.v1 import engine_pb2, worker_pb2
+
+from moebius_worker.front.state import WorkerState
+from moebius_worker.front.stream import GatewayStream
+from moebius_worker.front.supervise import End
+from moebius_worker.front.validate import defect
+from moebius_worker.metrics import RequestMetrics
+
+# How long a gateway had better wait before it tries this worker again, for refusals of which nobody
+# knows how long they last.
+RETRY_AFTER_MS = 1000
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Route:
+    """A request in the engine: whose it is, and what it got so far. Times of time.monotonic()."""
+
+    stream: GatewayStream
+    handle: int
+    request_id: str
+    # Generated tokens, those resumed included.
+    tokens_sent: int
+    submitted: float
+    last_token: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """An engine that is ready."""
+
+    send: Callable[[engine_pb2.FrontFrame], None]
+    model: worker_pb2.Model
+    # Requests that it can run and let wait.
+    capacity: int
+
+
+@dataclass
+class Exchange:
+    """Renames the handles of gateways to those of the engine and back, and splits steps by gateway."""
+
+    state: WorkerState
+    metrics: RequestMetrics
+    _link: _Link | None = None
+    _streams: set[GatewayStream] = field(default_factory=set)
+    # By the engine's handle.
+    _routes: dict[int, _Route] = field(default_factory=dict)
+    # Never starts anew, so that nothing of a dead engine is taken for something of its successor.
+    _handles: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    # What the engine is computing, by its own word.
+    _in_step: frozenset[int] = frozenset()
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._idle.set()
+
+    # ---- gateways -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def attached(self, gateway_id: str) -> Iterator[GatewayStream]:
+        """A stream to a gateway. At its end the requests that came on it are cancelled."""
+        stream = GatewayStream(gateway_id)
+        self._streams.add(stream)
+        try:
+            yield stream
+        finally:
+            self._streams.discard(stream)
+            for handle in list(stream.handles):
+                self.cancel(stream, handle)
+
+    def broadcast(self, status: worker_pb2.Status) -> None:
+        for stream in self._streams:
+            stream.put(worker_pb2.WorkerFrame(status=status))
+
+    def submit(self, stream: GatewayStream, submit: worker_pb2.Submit) -> None:
+        """Sends the request to the engine, or answers with a failure."""
+        refusal = self._refusal(stream, submit)
+        if refusal is not None:
+            # If the handle was in use: two requests of one name cannot be told apart, so neither goes on.
+            self.cancel(stream, submit.handle)
+            refusal.tokens_sent = submit.resumed
+            log.info("refused", request_id=submit.request_id, message=refusal.message)
+            self.metrics.failed(refusal.reason)
+            failure = worker_pb2.Failure(handle=submit.handle, error=refusal)
+            stream.put(worker_pb2.WorkerFrame(failures=[failure]))
+            return
+        assert self._link is not None
+        handle = next(self._handles)
+        self._routes[handle] = _Route(
+            stream, submit.handle, submit.request_id, submit.resumed, submitted=time.monotonic()
+        )
+        stream.handles[submit.handle] = handle
+        self._idle.clear()
+        submit.handle = handle
+        self._link.send(engine_pb2.FrontFrame(submit=submit))
+
+    def cancel(self, stream: GatewayStream, handle: int) -> None:
+        """Ends a request without an answer. One that is unknown has ended meanwhile."""
+        engine_handle = stream.handles.get(handle)
+        if engine_handle is None:
+            return
+        self._forget(engine_handle)
+        if self._link is not None:
+            self._link.send(engine_pb2.FrontFrame(cancel=worker_pb2.Cancel(handle=engine_handle)))
+
+    async def idle(self) -> None:
+        """Returns when no request is in the engine."""
+        await self._idle.wait()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._routes)
+
+    @property
+    def gateways(self) -> int:
+        return len(self._streams)
+
+    # ---- the engine ---------------------------------------------------------------------------------
+
+    def connect(
+        self, send: Callable[[engine_pb2.FrontFrame], None], model: worker_pb2.Model, capacity: int
+    ) -> None:
+        self._link = _Link(send, model, capacity)
+
+    def disconnect(self, end: End) -> None:
+        """The engine is dead, or as good as dead: its requests fail at once."""
+        self._link = None
+        self._fail(
+            self._routes,
+            lambda handle: worker_pb2.Error(
+                reason=end.reason, message=end.message, retryable=True, in_step=handle in self._in_step
+            ),
+        )
+        self._in_step = frozenset()
+
+    def give_up(self, message: str) -> None:
+        """The worker is about to end: what still runs had better go on elsewhere."""
+        self._fail(
+            self._routes,
+            lambda _: _later(worker_pb2.REASON_DRAINING, message),
+        )
+
+    def step_begins(self, begin: engine_pb2.StepBegin) -> None:
+        self._in_step = frozenset(begin.handles)
+
+    def step_ended(self, end: engine_pb2.StepEnd) -> None:
+        """Hands what the step brought to the gateways: a frame for each that has a part in it."""
+        now = time.monotonic()
+        frames: dict[GatewayStream, worker_pb2.WorkerFrame] = {}
+        for delta in end.deltas:
+            route = self._routes.get(delta.handle)
+            if route is None:
+                # Cancelled while the step was under way.
+                continue
+            frame = frames.setdefault(route.stream, worker_pb2.WorkerFrame())
+            self._deliver(route, delta, frame, now)
+        for stream, frame in frames.items():
+            stream.put(frame)
+        errors = {failure.handle: failure.error for failure in end.failures if failure.handle in self._routes}
+        self._fail(errors, errors.__getitem__)
+
+    # ---- inside -------------------------------------------------------------------------------------
+
+    def _refusal(self, stream: GatewayStream, submit: worker_pb2.Submit) -> worker_pb2.Error | None:
+        if submit.handle in stream.handles:
+            message = f"handle {submit.handle} is in use on this stream; take another for each request"
+            return worker_pb2.Error(reason=worker_pb2.REASON_BAD_REQUEST, message=message)
+        if self.state.draining:
+            return _later(worker_pb2.REASON_DRAINING, "this worker is about to end; use another")
+        if self._link is None:
+            return _later(worker_pb2.REASON_NOT_READY, "the engine is not ready; the status tells more")
+        wrong = defect(submit, self._link.model)
+        if wrong is not None:
+            return worker_pb2.Error(reason=worker_pb2.REASON_BAD_REQUEST, message=wrong)
+        if len(self._routes) >= self._link.capacity:
+            return _later(worker_pb2.REASON_OVERLOADED, f"{len(self._routes)} requests are here already")
+        return None
+
+    def _deliver(
+        self, route: _Route, delta: worker_pb2.Delta, frame: worker_pb2.WorkerFrame, now: float
+    ) -> None:
+        assert self._link is not None
+        model = self._link.model.id
+        engine_handle = delta.handle
+        route.tokens_sent += len(delta.token_ids)
+        since = route.submitted if route.last_token is None else route.last_token
+        self.metrics.tokens(model, now - since, first=route.last_token is None)
+        route.last_token = now
+        delta.handle = route.handle
+        frame.deltas.append(delta)
+        if delta.finish_reason:
+            self.metrics.finished(model, now - route.submitted, delta.finish_reason)
+            self._forget(engine_handle)
+
+    def _fail(self, handles: Iterable[int], error_of: Callable[[int], worker_pb2.Error]) -> None:
+        frames: dict[GatewayStream, worker_pb2.WorkerFrame] = {}
+        for handle in list(handles):
+            route = self._routes[handle]
+            error = error_of(handle)
+            error.tokens_sent = route.tokens_sent
+            log.warning(
+                "request failed", request_id=route.request_id, message=error.message, in_step=error.in_step
+            )
+            self.metrics.failed(error.reason)
+            frame = frames.setdefault(route.stream, worker_pb2.WorkerFrame())
+            frame.failures.add(handle=route.handle, error=error)
+            self._forget(handle)
+        for stream, frame in frames.items():
+            stream.put(frame)
+
+    def _forget(self, engine_handle: int) -> None:
+        route = self._routes.pop(engine_handle)
+        del route.stream.handles[route.handle]
+        if not self._routes:
+            self._idle.set()
+
+
+def _later(reason: worker_pb2.Reason, message: str) -> worker_pb2.Error:
+    return worker_pb2.Error(reason=reason, message=message, retryable=True, retry_after_ms=RETRY_AFTER_MS)

@@ -1,0 +1,20 @@
+"""What gateways are told of the model: the engine's description, the name, and the tokenizer's files."""
+
+from moebius_proto.worker.v1 import worker_pb2
+
+from moebius_worker.checkpoint.checkpoint import open_checkpoint
+from moebius_worker.checkpoint.tokenizer import tokenizer_files, tokenizer_hash
+from moebius_worker.settings import WorkerSettings
+
+
+def read_served_model(
+    settings: WorkerSettings, described: worker_pb2.Model
+) -> tuple[worker_pb2.Model, dict[str, bytes]]:
+    """Reads files; the checkpoint is on disk, since the engine has loaded it. Raises CheckpointError."""
+    checkpoint = open_checkpoint(settings.model, download=False)
+    files = tokenizer_files(checkpoint)
+    model = worker_pb2.Model()
+    model.CopyFrom(described)
+    model.id = settings.served_model_name or checkpoint.name
+    model.tokenizer_hash = tokenizer_hash(files)
+    return model, files

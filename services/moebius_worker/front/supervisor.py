@@ -1,0 +1,156 @@
+"""Keeps an engine alive: starts it, attends to it, buries it, starts the next."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+from moebius_proto.worker.v1 import engine_pb2, worker_pb2
+
+from moebius_worker.checkpoint.checkpoint import CheckpointError
+from moebius_worker.framing import FrameError
+from moebius_worker.front.engine_process import EngineProcess
+from moebius_worker.front.exchange import Exchange
+from moebius_worker.front.served_model import read_served_model
+from moebius_worker.front.state import WorkerState
+from moebius_worker.front.supervise import End, Observation, Policy, deaths_in_a_row, judge, restart_delay
+from moebius_worker.settings import WorkerSettings
+
+# Seconds between two looks at an engine that says nothing.
+LOOK_SECONDS = 0.25
+# Seconds between a dead engine's end of file and its exit status, at most.
+LAST_WORDS_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Life:
+    """One engine process, from its start until it is given up."""
+
+    engine: EngineProcess
+    # On the clock of time.monotonic().
+    ready_since: float | None = None
+    broken: str | None = None
+    fatal: engine_pb2.EngineFatal | None = None
+
+
+class Supervisor:
+    """`changed` is awaited whenever the worker's state has changed."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        state: WorkerState,
+        exchange: Exchange,
+        changed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._settings = settings
+        self._policy = Policy(
+            stall_timeout=settings.stall_timeout,
+            load_stall_timeout=settings.load_stall_timeout,
+            restart_delay=settings.restart_delay,
+            max_restart_delay=settings.max_restart_delay,
+            healthy_after=settings.healthy_after,
+        )
+        self._state = state
+        self._exchange = exchange
+        self._changed = changed
+
+    async def run(self) -> None:
+        """Returns when no engine can be started; cancelled, it kills the one that runs."""
+        deaths = 0
+        while True:
+            life = _Life(await EngineProcess.start(self._settings))
+            try:
+                log.info("engine started", engine_pid=life.engine.pid)
+                self._state.engine_started(life.engine.pid)
+                await self._changed()
+                end = await self._attend(life)
+                self._exchange.disconnect(end)
+                self._state.engine_ended(end.reason, end.message, permanent=end.permanent)
+                await self._changed()
+            finally:
+                life.engine.kill()
+                # Not before the process is gone is its memory free for the next one.
+                await life.engine.wait()
+            if end.permanent:
+                log.error("the engine cannot be started; not trying again", message=end.message)
+                return
+            ready_for = None if life.ready_since is None else time.monotonic() - life.ready_since
+            deaths = deaths_in_a_row(deaths, ready_for, self._policy)
+            delay = restart_delay(deaths, self._policy, random.random())
+            log.error("engine ended", message=end.message, deaths=deaths, restart_in_seconds=round(delay, 2))
+            await asyncio.sleep(delay)
+
+    async def _attend(self, life: _Life) -> End:
+        """Returns when the engine must be given up."""
+        reader = asyncio.create_task(self._read(life))
+        exit_status = asyncio.create_task(life.engine.wait())
+        try:
+            while True:
+                before = time.monotonic()
+                await asyncio.wait(
+                    {reader, exit_status}, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                # If this process itself was stopped, the time is not the engine's to answer for.
+                self._state.silence += min(time.monotonic() - before, 2 * LOOK_SECONDS)
+                if reader.done() or exit_status.done():
+                    await asyncio.wait({reader, exit_status}, timeout=LAST_WORDS_SECONDS)
+                if reader.done():
+                    reader.result()
+                seen = Observation(
+                    ready=life.ready_since is not None,
+                    silence=self._state.silence,
+                    exit_code=exit_status.result() if exit_status.done() else None,
+                    broken=life.broken,
+                    fatal=life.fatal,
+                )
+                end = judge(seen, self._policy)
+                if end is not None:
+                    return end
+        finally:
+            reader.cancel()
+            exit_status.cancel()
+            await asyncio.wait({reader, exit_status})
+
+    async def _read(self, life: _Life) -> None:
+        """Takes what the engine says, until it says no more."""
+        try:
+            async for frame in life.engine.frames():
+                self._state.silence = 0.0
+                await self._take(frame, life)
+            life.broken = "the engine closed its connection"
+        except FrameError as error:
+            life.broken = str(error)
+        except CheckpointError as error:
+            life.fatal = engine_pb2.EngineFatal(
+                reason=worker_pb2.REASON_ENGINE_DEAD, message=str(error), permanent=True
+            )
+
+    async def _take(self, frame: engine_pb2.EngineFrame, life: _Life) -> None:
+        match frame.WhichOneof("frame"):
+            case "begin":
+                self._exchange.step_begins(frame.begin)
+            case "end":
+                self._state.stats = frame.end.stats
+                self._exchange.step_ended(frame.end)
+            case "loading":
+                self._state.load = frame.loading
+            case "ready":
+                await self._engine_ready(frame.ready, life)
+            case "fatal":
+                life.fatal = frame.fatal
+            case _:
+                raise FrameError("the engine sent an empty frame")
+
+    async def _engine_ready(self, ready: engine_pb2.EngineReady, life: _Life) -> None:
+        model, files = await asyncio.to_thread(read_served_model, self._settings, ready.model)
+        self._state.engine_ready(model, files, ready.stats)
+        settings = self._settings
+        self._exchange.connect(life.engine.send, model, settings.max_running + settings.max_waiting)
+        life.ready_since = time.monotonic()
+        log.info("engine ready", model=model.id, engine_pid=life.engine.pid)
+        await self._changed()

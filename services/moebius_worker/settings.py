@@ -1,0 +1,151 @@
+"""The worker's settings: flags, then environment (MOEBIUS_WORKER_*), then a TOML file, then defaults."""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[ipv6]:port` as host (without brackets) and port. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not an address; write host:port, for example 127.0.0.1:7601")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _checked_address(address: str) -> str:
+    split_address(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class TomlFile(PydanticBaseSettingsSource):
+    """The file that `--config` or MOEBIUS_WORKER_CONFIG names: keys are the names of the settings."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError("the file is read as a whole")
+
+    def __call__(self) -> dict[str, Any]:
+        path = self.current_state.get("config")
+        if not path:
+            return {}
+        try:
+            return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot read the settings file {path}: {error}") from error
+
+
+class InjectedFault(BaseModel):
+    """A test facility: what the engine does in a step whose slices hold `token_id`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token_id: int = Field(ge=0)
+    action: Literal["raise", "kill", "hang"]
+
+
+class WorkerSettings(BaseSettings):
+    """Serves one model on one device over gRPC, and restarts its engine process when that dies or hangs.
+
+    Every flag can be given as an environment variable (--max-running as MOEBIUS_WORKER_MAX_RUNNING) or as a
+    line of the TOML file that --config names (max_running = 32); flags win over environment, environment
+    over file.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="MOEBIUS_WORKER_",
+        extra="forbid",
+        frozen=True,
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    model: str = Field(
+        min_length=1,
+        description="What to serve: a checkpoint directory, a .gguf file, or a Hugging Face id.",
+    )
+    served_model_name: str | None = Field(
+        None, description="The name that clients use. Left out: the checkpoint's own name."
+    )
+    listen: Address = Field(
+        "127.0.0.1:7601",
+        description="host:port of the gRPC service. Port 0 takes a free one; the log says which.",
+    )
+    metrics_listen: Address | None = Field(
+        None, description="host:port of the Prometheus metrics. Left out: no metrics are served."
+    )
+    config: Path | None = Field(None, description="A TOML file with settings.")
+
+    device: str = Field("auto", description="Where the model runs: cpu, cuda, cuda:1. auto: cuda if present.")
+    dtype: str = Field(
+        "auto", description="What the model computes in: float32, bfloat16, float16. auto: by device."
+    )
+    kv_cache_memory: ByteSize | None = Field(
+        None, description="Memory for the KV cache, for example 2GiB. Left out: what the memory plan finds."
+    )
+    max_model_len: int | None = Field(
+        None,
+        gt=0,
+        description="Limit on the tokens of prompt and output together. Left out: the model's own.",
+    )
+    page_size: int = Field(16, gt=0, description="Tokens in a page of the KV cache.")
+    max_running: int = Field(32, gt=0, description="Requests that are computed at the same time.")
+    max_waiting: int = Field(
+        256, ge=0, description="Requests that wait for a place before new ones are refused."
+    )
+    max_step_tokens: int = Field(
+        512, gt=0, description="Tokens of one engine step, prefill and decode together."
+    )
+    threads: int = Field(
+        default_factory=cpu_count,
+        gt=0,
+        description="CPU threads of the engine. Left out: as many as CPUs.",
+    )
+
+    stall_timeout: Seconds = Field(
+        20.0, description="Seconds without a step or heartbeat after which the engine is killed as stalled."
+    )
+    load_stall_timeout: Seconds = Field(
+        600.0, description="Seconds without progress after which a loading engine is killed as stalled."
+    )
+    restart_delay: Seconds = Field(
+        0.1, description="Seconds before the first restart of the engine; doubles with each that follows."
+    )
+    max_restart_delay: Seconds = Field(30.0, description="Limit of that delay.")
+    healthy_after: Seconds = Field(
+        60.0, description="Seconds of being ready after which earlier engine deaths are forgotten."
+    )
+    drain_timeout: Seconds = Field(
+        30.0, description="Seconds that SIGTERM or SIGINT lets running requests finish."
+    )
+    log_format: Literal["console", "json"] = Field("console", description="How log lines look on stderr.")
+    inject_faults: tuple[InjectedFault, ...] = Field(
+        (),
+        description="For tests only. JSON list of {token_id, action: raise|kill|hang}: the engine does "
+        "that in a step that computes the token.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlFile(settings_cls)

@@ -1,0 +1,250 @@
+"""Sparse upcycling: turns a dense Llama checkpoint into a Mixture of Experts in the Mixtral architecture.
+
+Every expert is a copy of the dense FFN and the router is random. Mixtral's routing weights add up to one, so
+that without noise the new model computes what the dense one computes, whatever the router says. Komatsuzaki
+et al., Sparse Upcycling, https://arxiv.org/abs/2212.05055
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from moebius_worker.checkpoint.tokenizer import tokenizer_files
+from moebius_worker.engine.weights import TensorInfo, WeightReader, open_weights
+
+# What is done, and how many of how many bytes.
+Progress = Callable[[str, int, int], None]
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_FFN = re.compile(r"(?P<layer>model\.layers\.\d+\.)mlp\.(?P<part>gate_proj|down_proj|up_proj)\.weight")
+_EXPERT_NAMES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+_ROUTER = "block_sparse_moe.gate.weight"
+# Spread of the router's logits over a token's experts: wide enough that the weights differ, narrow enough
+# that more than the first expert counts.
+_ROUTER_LOGIT_STD = 2.0
+_SHARD_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class UpcycleOptions:
+    """How to upcycle: `experts` a layer of which `top_k` serve a token; `noise` is the standard deviation of
+    what is added to each expert's weights, relative to that of the weights; equal `seed`s give equal
+    models.
+    """
+
+    experts: int = 4
+    top_k: int = 2
+    noise: float = 0.0
+    seed: int = 0
+    dtype: str = "bfloat16"
+
+    def check(self) -> None:
+        """Raises CheckpointError for options that make no model."""
+        if self.experts < 1 or not 1 <= self.top_k <= self.experts:
+            raise CheckpointError(
+                f"{self.top_k} of {self.experts} experts cannot serve a token: take 1 <= top-k <= experts."
+            )
+        if not self.noise >= 0:
+            raise CheckpointError(f"The noise must be 0 or more, not {self.noise}.")
+        if self.dtype not in DTYPES:
+            raise CheckpointError(f"The dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+
+
+def upcycle(
+    source: str,
+    destination: Path,
+    options: UpcycleOptions = UpcycleOptions(),
+    *,
+    progress: Progress = lambda what, done, total: None,
+    shard_bytes: int = _SHARD_BYTES,
+) -> Path:
+    """Writes the upcycled `source` (as `open_checkpoint` takes it) to the directory `destination`, and
+    returns it.
+
+    Works tensor by tensor with at most one shard of `shard_bytes` in memory. The directory appears when it is
+    complete: an interrupted run leaves nothing there. Raises CheckpointError, also for an occupied
+    destination.
+    """
+    options.check()
+    if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
+        raise CheckpointError(f"{destination} exists already. Give another destination, or remove it first.")
+    checkpoint = open_checkpoint(source, progress=progress)
+    config = _mixtral_config(checkpoint, options)
+    reader = open_weights(checkpoint)
+    plan = _plan(reader, options)
+    tokenizer = tokenizer_files(checkpoint)
+    partial = destination.with_name(f".{destination.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had the same id
+    try:
+        partial.mkdir(parents=True)
+        _check_space(partial, sum(piece.nbytes for piece in plan))
+        for name, content in tokenizer.items():
+            (partial / name).write_bytes(content)
+        (partial / "config.json").write_text(json.dumps(config, indent=2))
+        _write_weights(partial, plan, _Maker(reader, options), shard_bytes, progress, destination.name)
+        partial.rename(destination)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"Cannot write {destination}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return destination
+
+
+def _mixtral_config(checkpoint: Checkpoint, options: UpcycleOptions) -> dict[str, Any]:
+    config = checkpoint.config
+    architecture = config["architectures"][0]
+    if architecture != "LlamaForCausalLM":
+        raise CheckpointError(
+            f"{checkpoint.name} is a {architecture}: only a dense Llama (LlamaForCausalLM) can be upcycled."
+        )
+    for key in ("attention_bias", "mlp_bias"):
+        if config.get(key):
+            raise CheckpointError(f"{checkpoint.name} has {key}; Mixtral has none.")
+    if config.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(
+            f"{checkpoint.name} computes {config['hidden_act']!r}, and Mixtral computes silu."
+        )
+    # Where Llama's and Mixtral's defaults differ, Llama's must be written out.
+    defaults = {
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "num_key_value_heads": config["num_attention_heads"],
+    }
+    if "rope_parameters" not in config:
+        defaults["rope_theta"] = 10000.0
+    dense_only = {"attention_bias", "mlp_bias", "pretraining_tp"}
+    return {
+        **defaults,
+        **{key: value for key, value in config.items() if key not in dense_only},
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": options.experts,
+        "num_experts_per_tok": options.top_k,
+        "sliding_window": None,
+        "dtype": options.dtype,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A tensor to write, made of the source's tensor `source`."""
+
+    name: str
+    shape: tuple[int, ...]
+    source: str
+    nbytes: int
+
+
+def _plan(reader: WeightReader, options: UpcycleOptions) -> list[_Piece]:
+    itemsize = DTYPES[options.dtype].itemsize
+
+    def piece(name: str, info: TensorInfo, source: str, shape: tuple[int, ...] | None = None) -> _Piece:
+        shape = info.shape if shape is None else shape
+        return _Piece(name, shape, source, int(torch.Size(shape).numel()) * itemsize)
+
+    plan = []
+    for name, info in reader.tensors.items():
+        match = _FFN.fullmatch(name)
+        if match is not None:
+            stem, part = match["layer"] + "block_sparse_moe.experts.", _EXPERT_NAMES[match["part"]]
+            plan += [piece(f"{stem}{expert}.{part}.weight", info, name) for expert in range(options.experts)]
+        elif not name.endswith("rotary_emb.inv_freq"):  # old checkpoints store what the config says
+            plan.append(piece(name, info, name))
+        if name.endswith(".post_attention_layernorm.weight"):
+            router = name.removesuffix("post_attention_layernorm.weight") + _ROUTER
+            plan.append(piece(router, info, name, (options.experts, *info.shape)))
+    return plan
+
+
+class _Maker:
+    """Makes the tensors of a plan, in its order: the random numbers are drawn one after the other."""
+
+    def __init__(self, reader: WeightReader, options: UpcycleOptions) -> None:
+        self.reader, self.options = reader, options
+        self.generator = torch.Generator().manual_seed(options.seed)
+        # The experts of a layer follow each other, and are made of the same tensor.
+        self.last: tuple[str, torch.Tensor] | None = None
+
+    def make(self, piece: _Piece) -> torch.Tensor:
+        weight = self._read(piece.source)
+        if piece.name.endswith(_ROUTER):
+            weight = self._router(weight)
+        elif _FFN.fullmatch(piece.source) and self.options.noise > 0:
+            weight = weight + self._normal(weight.shape) * (self.options.noise * weight.std())
+        return weight.to(DTYPES[self.options.dtype]).contiguous()
+
+    def _read(self, name: str) -> torch.Tensor:
+        if self.last is None or self.last[0] != name:
+            self.last = (name, self.reader.read(name).float())
+        return self.last[1]
+
+    def _router(self, norm: torch.Tensor) -> torch.Tensor:
+        # The router sees normalised states times the norm's weights: their length tells how wide the logits
+        # are.
+        return self._normal((self.options.experts, *norm.shape)) * (_ROUTER_LOGIT_STD / norm.norm())
+
+    def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+
+def _write_weights(
+    directory: Path,
+    plan: list[_Piece],
+    maker: _Maker,
+    shard_bytes: int,
+    progress: Progress,
+    name: str,
+) -> None:
+    shards = list(_shards(plan, shard_bytes))
+    total, done = sum(piece.nbytes for piece in plan), 0
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = (
+            "model.safetensors"
+            if len(shards) == 1
+            else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        )
+        tensors = {}
+        for piece in shard:
+            tensors[piece.name] = maker.make(piece)
+            weight_map[piece.name] = file
+            done += piece.nbytes
+            progress(f"upcycling {name}", done, total)
+        save_file(tensors, directory / file, metadata={"format": "pt"})
+        shutil.copymode(
+            directory / "config.json", directory / file
+        )  # `safetensors` writes for the owner alone
+    if len(shards) > 1:
+        index: Mapping[str, Any] = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _shards(plan: list[_Piece], shard_bytes: int) -> Iterator[list[_Piece]]:
+    shard: list[_Piece] = []
+    size = 0
+    for piece in plan:
+        if shard and size + piece.nbytes > shard_bytes:
+            yield shard
+            shard, size = [], 0
+        shard.append(piece)
+        size += piece.nbytes
+    yield shard
+
+
+def _check_space(directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise CheckpointError(
+            f"The upcycled model needs {needed / 1e9:.2f} GB; {directory.parent} has {free / 1e9:.2f} free."
+        )

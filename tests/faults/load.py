@@ -1,0 +1,104 @@
+"""Streams of completions under load: what each client saw, and a reference to hold it against."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.tiny import EOS_TOKEN_ID
+
+# A special token: no ordinary prompt holds it and `logit_bias` keeps the model from saying it, so a fault that is
+# tied to it strikes exactly the requests that carry it.
+MARKED_TOKEN_ID = 0
+MAX_TOKENS = 120
+# Between the best and the second token, in nats: a step's batch changes sums in their last bits only.
+SAFE_MARGIN = 1e-3
+
+
+@dataclass(frozen=True)
+class Prompt:
+    token_ids: tuple[int, ...]
+
+    def body(self, model: str, **extra: object) -> dict[str, object]:
+        return {
+            "model": model,
+            "prompt": list(self.token_ids),
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "logit_bias": {str(MARKED_TOKEN_ID): -100, str(EOS_TOKEN_ID): -100},
+            **extra,
+        }
+
+
+@dataclass
+class Seen:
+    """What the client of one stream saw."""
+
+    status: int = 0
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, object] | None = None
+    errors: list[dict[str, object]] = field(default_factory=list)
+    chunks: int = 0
+    done: bool = False
+
+    def answer(self) -> tuple[object, ...]:
+        """What must not depend on faults."""
+        tokens = self.usage and (self.usage["prompt_tokens"], self.usage["completion_tokens"])
+        return (self.status, self.text, self.finish_reason, tokens, self.errors, self.done)
+
+
+async def stream(
+    client: httpx.AsyncClient, body: dict[str, object], on_chunk: Callable[[], None] = lambda: None
+) -> Seen:
+    """Sends one streaming completion and reads it to its end."""
+    seen = Seen()
+    request = body | {"stream": True, "stream_options": {"include_usage": True}}
+    async with client.stream("POST", "/v1/completions", json=request) as response:
+        seen.status = response.status_code
+        if response.status_code != 200:
+            seen.errors.append(json.loads(await response.aread())["error"])
+            return seen
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            data = line.removeprefix("data: ")
+            if data == "[DONE]":
+                seen.done = True
+                continue
+            chunk = json.loads(data)
+            if "error" in chunk:
+                seen.errors.append(chunk["error"])
+                continue
+            seen.usage = chunk.get("usage") or seen.usage
+            for choice in chunk["choices"]:
+                seen.text += choice["text"]
+                seen.finish_reason = choice["finish_reason"] or seen.finish_reason
+                seen.chunks += 1
+                on_chunk()
+    return seen
+
+
+async def sure_prompts(client: httpx.AsyncClient, model: str, count: int) -> list[tuple[Prompt, Seen]]:
+    """`count` prompts whose greedy text hangs on no near tie, each with what an undisturbed stream gives."""
+
+    async def margin(prompt: Prompt) -> float:
+        response = await client.post("/v1/completions", json=prompt.body(model, logprobs=2))
+        response.raise_for_status()
+        tops = response.json()["choices"][0]["logprobs"]["top_logprobs"]
+        # Two ids of one text share a key: such a position says nothing about the margin.
+        return min(max(top.values()) - min(top.values()) for top in tops if len(top) == 2)
+
+    candidates = [Prompt(tuple(10 + (i * 37 + j * 11) % 250 for j in range(5 + i))) for i in range(2 * count)]
+    margins = await asyncio.gather(*map(margin, candidates))
+    sure = [prompt for prompt, least in zip(candidates, margins, strict=True) if least > SAFE_MARGIN][:count]
+    assert len(sure) == count, f"only {len(sure)} prompts of {len(candidates)} have safe margins"
+    seen = await asyncio.gather(*(stream(client, prompt.body(model)) for prompt in sure))
+    for one in seen:
+        assert one.answer()[0] == 200
+        assert not one.errors
+        assert one.usage is not None
+        assert one.usage["completion_tokens"] == MAX_TOKENS
+    return list(zip(sure, seen, strict=True))

@@ -1,0 +1,40 @@
+"""Fault scenarios as data: what happens to which process, and when, while 16 streams run."""
+
+import signal
+from dataclasses import dataclass, field
+from typing import Literal
+
+# Seconds without a step after which the front calls its engine stalled, in these tests.
+STALL_TIMEOUT = 3.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """Sends `signal` to a process of the worker that is busiest when clients have seen `at_chunk` chunks."""
+
+    at_chunk: int
+    target: Literal["engine", "front"]
+    signal: signal.Signals
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    workers: int
+    events: tuple[Event, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+SCENARIOS = (
+    Scenario("engine killed", 2, (Event(300, "engine", signal.SIGKILL),)),
+    Scenario("worker killed", 2, (Event(300, "front", signal.SIGKILL),)),
+    Scenario(
+        "engine killed, then a worker",
+        2,
+        (Event(200, "engine", signal.SIGKILL), Event(900, "front", signal.SIGKILL)),
+    ),
+    Scenario("engine of the only worker killed", 1, (Event(300, "engine", signal.SIGKILL),)),
+    Scenario("only worker killed", 1, (Event(300, "front", signal.SIGKILL),)),
+    Scenario("worker stopped", 2, (Event(300, "front", signal.SIGSTOP),)),
+    Scenario("engine stopped", 2, (Event(300, "engine", signal.SIGSTOP),)),
+)

@@ -1,0 +1,112 @@
+"""The whole stack as a user starts it: `moebius up` as a child process."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+MOEBIUS = Path(sys.executable).with_name("moebius")
+START_TIMEOUT = 90.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Stack:
+    process: asyncio.subprocess.Process
+    url: str
+    state_dir: Path
+    log: Path
+
+    async def status(self) -> dict[str, Any]:
+        """What `moebius status --json` prints."""
+        child = await asyncio.create_subprocess_exec(
+            MOEBIUS, "status", "--json", "--state-dir", self.state_dir, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await child.communicate()
+        assert child.returncode == 0, out
+        return dict(json.loads(out))
+
+    def client(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=200)
+        return httpx.AsyncClient(base_url=self.url, timeout=90, limits=limits)
+
+    async def model(self) -> str:
+        async with self.client() as client:
+            return str((await client.get("/v1/models")).json()["data"][0]["id"])
+
+    async def metric(self, name: str) -> float:
+        """The sum over all label sets of a gateway metric; an unknown name is an error."""
+        async with self.client() as client:
+            text = (await client.get("/metrics")).text
+        values = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"the gateway exports no {name}"
+        return sum(map(float, values))
+
+
+async def until(condition: Callable[[], Any], timeout: float, what: str) -> Any:
+    """Awaits `condition()` (called again and again, may be async) until it is true; returns its value."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
+        await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def stack(
+    model: Path, state_dir: Path, *, workers: int = 2, env: dict[str, str] | None = None
+) -> AsyncIterator[Stack]:
+    """Starts the stack, waits until it is ready, and at the end stops it as Ctrl-C does."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    log = state_dir / "up.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            MOEBIUS,
+            "up",
+            *("--model", model, "--workers", str(workers), "--port", str(port), "--state-dir", state_dir),
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env=os.environ | (env or {}),
+        )
+    running = Stack(process, f"http://127.0.0.1:{port}", state_dir, log)
+    try:
+        await until(lambda: _ready(running), START_TIMEOUT, f"ready; see {log}")
+        yield running
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            await asyncio.wait_for(process.wait(), 30)
+        except TimeoutError:
+            process.kill()
+            raise
+
+
+async def _ready(running: Stack) -> bool:
+    assert running.process.returncode is None, running.log.read_text()
+    try:
+        async with running.client() as client:
+            return (await client.get("/readyz")).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,106 @@
+"""How a worker ends: Drain, SIGTERM, SIGINT, a second signal. Real processes."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moebius_proto.worker.v1 import worker_pb2 as pb
+from tests.worker.front.worker_process import attached, gone, submit, until, worker
+
+
+async def test_drain_admits_nothing_and_finishes_what_runs(tiny_mixtral: Path, tmp_path: Path) -> None:
+    async with worker(tiny_mixtral, tmp_path / "log") as process:
+        await process.ready()
+        async with attached(process) as gateway:
+            await gateway.submit(submit(1, max_tokens=2000))
+            await gateway.streaming(1)
+            at_once = await process.stub.Drain(pb.DrainRequest())
+            assert at_once.remaining == 1
+            await gateway.submit(submit(2))
+            error = (await gateway.ended(2)).error
+            assert error is not None
+            assert (error.reason, error.retryable) == (pb.REASON_DRAINING, True)
+            assert (await process.status()).state == pb.STATE_DRAINING
+            drained = await process.stub.Drain(pb.DrainRequest(timeout_ms=60_000))
+            assert drained.remaining == 0
+            assert (await gateway.ended(1)).finish_reason == pb.FINISH_REASON_LENGTH
+            assert process.process.returncode is None, "its end is the caller's decision"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_running_requests_finish(
+    tiny_mixtral: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    async with worker(tiny_mixtral, tmp_path / "log") as process:
+        engine_pid = (await process.ready()).engine_pid
+        async with attached(process) as gateway:
+            await gateway.submit(submit(1, max_tokens=300))
+            await gateway.streaming(1)
+            process.process.send_signal(number)
+            await until(lambda: gateway.statuses[-1].state == pb.STATE_DRAINING, "the push", 1)
+            assert (await gateway.ended(1)).finish_reason == pb.FINISH_REASON_LENGTH
+            assert await asyncio.wait_for(process.process.wait(), 5) == 0
+            assert gone(engine_pid)
+
+
+async def test_what_does_not_finish_in_time_is_handed_back(tiny_mixtral: Path, tmp_path: Path) -> None:
+    async with worker(tiny_mixtral, tmp_path / "log", "--drain-timeout", "0.2") as process:
+        await process.ready()
+        async with attached(process) as gateway:
+            await gateway.submit(submit(1, max_tokens=2000))
+            await gateway.streaming(1)
+            process.process.terminate()
+            error = (await gateway.ended(1)).error
+            assert error is not None
+            assert (error.reason, error.retryable, error.in_step) == (pb.REASON_DRAINING, True, False)
+            assert error.tokens_sent == len(gateway.answer(1).token_ids)
+            assert await asyncio.wait_for(process.process.wait(), 5) == 0
+
+
+async def test_a_second_signal_ends_it_at_once(tiny_mixtral: Path, tmp_path: Path) -> None:
+    async with worker(tiny_mixtral, tmp_path / "log") as process:
+        engine_pid = (await process.ready()).engine_pid
+        async with attached(process) as gateway:
+            await gateway.submit(submit(1, max_tokens=2000))
+            await gateway.streaming(1)
+            process.process.terminate()
+            await until(lambda: gateway.statuses[-1].state == pb.STATE_DRAINING, "the push", 1)
+            start = time.monotonic()
+            process.process.terminate()
+            assert await asyncio.wait_for(process.process.wait(), 5) == 0
+            assert time.monotonic() - start < 1
+            assert gone(engine_pid)
+
+
+async def test_a_signal_while_loading_ends_it_at_once(tiny_mixtral: Path, tmp_path: Path) -> None:
+    async with worker(tiny_mixtral, tmp_path / "log") as process:
+        engine_pid = (await process.in_state(pb.STATE_LOADING)).engine_pid
+        process.process.terminate()
+        assert await asyncio.wait_for(process.process.wait(), 5) == 0
+        assert gone(engine_pid)
+
+
+async def test_a_taken_port_is_one_clear_line(tiny_mixtral: Path, tmp_path: Path) -> None:
+    async with worker(tiny_mixtral, tmp_path / "log") as process:
+        second = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "moebius_worker",
+                "--model",
+                str(tiny_mixtral),
+                "--listen",
+                process.address,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    assert second.returncode == 1
+    assert f"cannot listen on {process.address}" in second.stderr
+    assert "Traceback" not in second.stderr
