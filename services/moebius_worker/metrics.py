@@ -7,11 +7,11 @@ Gauges and counters are read from the worker's state when they are scraped; only
 from collections.abc import Iterator
 from typing import Protocol
 
-from moebius_proto.worker.v1 import worker_pb2
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from moebius_proto.worker.v1 import worker_pb2
 from moebius_worker.front.state import WorkerState
 from moebius_worker.settings import split_address
 
@@ -108,14 +108,15 @@ class WorkerCollector(Collector):
         pages.add_metric(["cached"], stats.kv_pages_cached)
         pages.add_metric(["total"], stats.kv_pages_total)
         yield pages
-        for name, value, about in (
+        gauges: tuple[tuple[str, float, str], ...] = (
             ("requests_running", stats.running, "Requests that hold a place in the engine."),
             ("requests_waiting", stats.waiting, "Requests that wait in the engine for a place."),
             ("requests_in_flight", self._traffic.in_flight, "Requests that gateways wait for."),
             ("gateways", self._traffic.gateways, "Gateways that are attached."),
             ("engine_silence_seconds", state.silence, "Age of the engine's last sign of progress."),
-        ):
-            yield GaugeMetricFamily(f"moebius_worker_{name}", about, value=value)
+        )
+        for name, level, about in gauges:
+            yield GaugeMetricFamily(f"moebius_worker_{name}", about, value=level)
         for name, value, about in (
             ("engine_restarts", state.restarts, "Engine processes started after the first."),
             ("engine_steps", totals.step, "Engine steps."),

@@ -1,15 +1,17 @@
 """Sparse upcycling: turns a dense Llama checkpoint into a Mixture of Experts in the Mixtral architecture.
 
 Every expert is a copy of the dense FFN and the router is random. Mixtral's routing weights add up to one, so
-that without noise the new model computes what the dense one computes, whatever the router says. Komatsuzaki
-et al., Sparse Upcycling, https://arxiv.org/abs/2212.05055
+that without noise the new model computes what the dense one computes, whatever the router says.
+
+Komatsuzaki et al., Sparse Upcycling, https://arxiv.org/abs/2212.05055
 """
 
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,10 @@ _SHARD_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class UpcycleOptions:
-    """How to upcycle: `experts` a layer of which `top_k` serve a token; `noise` is the standard deviation of
-    what is added to each expert's weights, relative to that of the weights; equal `seed`s give equal
-    models.
+    """How to upcycle.
+
+    Of `experts` in a layer, `top_k` serve a token. `noise` is the standard deviation of what is added to each
+    expert's weights, relative to theirs. Equal `seed`s give equal models.
     """
 
     experts: int = 4
@@ -68,14 +71,14 @@ def upcycle(
     progress: Progress = lambda what, done, total: None,
     shard_bytes: int = _SHARD_BYTES,
 ) -> Path:
-    """Writes the upcycled `source` (as `open_checkpoint` takes it) to the directory `destination`, and
-    returns it.
+    """Writes `source`, which is what `open_checkpoint` takes, upcycled to the directory `destination`.
 
-    Works tensor by tensor with at most one shard of `shard_bytes` in memory. The directory appears when it is
-    complete: an interrupted run leaves nothing there. Raises CheckpointError, also for an occupied
-    destination.
+    Works tensor by tensor with at most one shard of `shard_bytes` in memory. Returns the directory, which
+    appears when it is complete: an interrupted run leaves nothing there. Raises CheckpointError, also for a
+    destination that is occupied.
     """
     options.check()
+    destination = destination.absolute()
     if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
         raise CheckpointError(f"{destination} exists already. Give another destination, or remove it first.")
     checkpoint = open_checkpoint(source, progress=progress)
@@ -109,7 +112,7 @@ def _mixtral_config(checkpoint: Checkpoint, options: UpcycleOptions) -> dict[str
         )
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key):
-            raise CheckpointError(f"{checkpoint.name} has {key}; Mixtral has none.")
+            raise CheckpointError(f"{checkpoint.name} has {key}, which Mixtral does not know.")
     if config.get("hidden_act", "silu") != "silu":
         raise CheckpointError(
             f"{checkpoint.name} computes {config['hidden_act']!r}, and Mixtral computes silu."
@@ -123,10 +126,10 @@ def _mixtral_config(checkpoint: Checkpoint, options: UpcycleOptions) -> dict[str
     }
     if "rope_parameters" not in config:
         defaults["rope_theta"] = 10000.0
-    dense_only = {"attention_bias", "mlp_bias", "pretraining_tp"}
+    dropped = {"attention_bias", "mlp_bias", "pretraining_tp", "torch_dtype"}
     return {
         **defaults,
-        **{key: value for key, value in config.items() if key not in dense_only},
+        **{key: value for key, value in config.items() if key not in dropped},
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
         "num_local_experts": options.experts,
@@ -141,7 +144,6 @@ class _Piece:
     """A tensor to write, made of the source's tensor `source`."""
 
     name: str
-    shape: tuple[int, ...]
     source: str
     nbytes: int
 
@@ -151,7 +153,7 @@ def _plan(reader: WeightReader, options: UpcycleOptions) -> list[_Piece]:
 
     def piece(name: str, info: TensorInfo, source: str, shape: tuple[int, ...] | None = None) -> _Piece:
         shape = info.shape if shape is None else shape
-        return _Piece(name, shape, source, int(torch.Size(shape).numel()) * itemsize)
+        return _Piece(name, source, math.prod(shape) * itemsize)
 
     plan = []
     for name, info in reader.tensors.items():
@@ -182,7 +184,8 @@ class _Maker:
             weight = self._router(weight)
         elif _FFN.fullmatch(piece.source) and self.options.noise > 0:
             weight = weight + self._normal(weight.shape) * (self.options.noise * weight.std())
-        return weight.to(DTYPES[self.options.dtype]).contiguous()
+        # Each expert needs memory of its own: a file cannot hold two names of one tensor.
+        return weight.to(DTYPES[self.options.dtype], copy=True)
 
     def _read(self, name: str) -> torch.Tensor:
         if self.last is None or self.last[0] != name:
@@ -190,8 +193,7 @@ class _Maker:
         return self.last[1]
 
     def _router(self, norm: torch.Tensor) -> torch.Tensor:
-        # The router sees normalised states times the norm's weights: their length tells how wide the logits
-        # are.
+        # The router sees normalised states times the norm's weights, whose length tells the logits' spread.
         return self._normal((self.options.experts, *norm.shape)) * (_ROUTER_LOGIT_STD / norm.norm())
 
     def _normal(self, shape: tuple[int, ...]) -> torch.Tensor:
@@ -210,11 +212,8 @@ def _write_weights(
     total, done = sum(piece.nbytes for piece in plan), 0
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
-        file = (
-            "model.safetensors"
-            if len(shards) == 1
-            else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        )
+        part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        file = f"model{part}.safetensors"
         tensors = {}
         for piece in shard:
             tensors[piece.name] = maker.make(piece)
@@ -222,11 +221,10 @@ def _write_weights(
             done += piece.nbytes
             progress(f"upcycling {name}", done, total)
         save_file(tensors, directory / file, metadata={"format": "pt"})
-        shutil.copymode(
-            directory / "config.json", directory / file
-        )  # `safetensors` writes for the owner alone
+        # `safetensors` writes for the owner's eyes alone.
+        shutil.copymode(directory / "config.json", directory / file)
     if len(shards) > 1:
-        index: Mapping[str, Any] = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from typer import Typer
+from typer.testing import CliRunner
+
 from moebius_cli.upcycle import upcycle as command
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
 from moebius_worker.checkpoint.tokenizer import tokenizer_files
 from moebius_worker.engine.weights import open_weights
 from moebius_worker.upcycle import UpcycleOptions, upcycle
-from safetensors.torch import load_file
-from typer import Typer
-from typer.testing import CliRunner
-
 from tests.tiny import VOCAB_SIZE, write_checkpoint
 from tests.worker.checkpoint.gguf_files import write_llama_gguf
 
@@ -47,9 +47,11 @@ def test_without_noise_the_logits_are_the_dense_models(tmp_path: Path, source: s
         # Says little, as old ones do: then Llama's defaults hold, which are not Mixtral's.
         config = json.loads((dense / "config.json").read_text())
         del config["rope_parameters"], config["head_dim"]
+        config["torch_dtype"] = "float16"
         (dense / "config.json").write_text(json.dumps(config))
     location = write_llama_gguf(tmp_path / "dense.gguf", dense) if source == "gguf" else dense
     moe = upcycle(str(location), tmp_path / "moe", EXACT)
+    assert "torch_dtype" not in json.loads((moe / "config.json").read_text())
     difference = (logits(moe, "MixtralForCausalLM") - logits(dense, "LlamaForCausalLM")).abs().max()
     assert difference < 1e-4
 
@@ -72,7 +74,9 @@ def test_experts_are_copies_and_everything_else_is_kept(dense: Path, tmp_path: P
     config = open_checkpoint(str(tmp_path / "moe")).config
     assert config["architectures"] == ["MixtralForCausalLM"]
     assert (config["num_local_experts"], config["num_experts_per_tok"]) == (3, 2)
-    assert tokenizer_files(open_checkpoint(str(tmp_path / "moe"))) == tokenizer_files(open_checkpoint(str(dense)))
+    assert tokenizer_files(open_checkpoint(str(tmp_path / "moe"))) == tokenizer_files(
+        open_checkpoint(str(dense))
+    )
 
 
 def test_noise_makes_experts_differ_by_as_much_as_asked(dense: Path, tmp_path: Path) -> None:
@@ -89,7 +93,8 @@ def test_noise_makes_experts_differ_by_as_much_as_asked(dense: Path, tmp_path: P
     other = weights(upcycle(str(dense), tmp_path / "other", UpcycleOptions(3, 2, 0.05, 8, "float32")))
     assert not torch.equal(other["model.layers.1.block_sparse_moe.experts.0.w3.weight"], experts[0])
     assert not torch.equal(
-        other["model.layers.0.block_sparse_moe.gate.weight"], moe["model.layers.0.block_sparse_moe.gate.weight"]
+        other["model.layers.0.block_sparse_moe.gate.weight"],
+        moe["model.layers.0.block_sparse_moe.gate.weight"],
     )
 
 

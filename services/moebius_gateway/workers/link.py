@@ -182,6 +182,8 @@ class Link:
         while True:
             await self._unlearnt.wait()
             self._unlearnt.clear()
+            if self._model is not None:
+                continue
             incarnation = self._incarnation
             try:
                 model = await stub.GetModel(pb.GetModelRequest(), timeout=timeout)

@@ -1,6 +1,4 @@
-"""A checkpoint: where it is and what its config says. Its weights are read by
-`moebius_worker.engine.weights`.
-"""
+"""A checkpoint: where it is and what its config says. `moebius_worker.engine.weights` reads its weights."""
 
 import json
 from collections.abc import Mapping
@@ -21,8 +19,8 @@ class Checkpoint:
     """A checkpoint on this machine.
 
     `path` is a directory (safetensors) or a file (gguf). `config` has the keys of Hugging Face's
-    `config.json` whatever the container, `architectures` and `model_type` always among them; nothing in it is
-    changed or filled in. `name` is what it is called where nobody names it.
+    `config.json` whatever the container, `architectures` and `model_type` always among them, and no defaults
+    filled in. `name` is what it is called where nobody names it.
     """
 
     path: Path

@@ -132,9 +132,7 @@ def _rope_scaling(gguf: Gguf, keys: _Keys) -> dict[str, Any] | None:
 
 
 def _llama3_rope(gguf: Gguf, keys: _Keys) -> dict[str, Any] | None:
-    """Finds the parameters of Llama 3's rope scaling from the divisors of the frequencies that llama.cpp
-    stores.
-    """
+    """Llama 3's rope scaling, found from what llama.cpp stores of it: the divisors of the frequencies."""
     tensor = gguf.tensors["rope_freqs.weight"]
     divisors = np.fromfile(tensor.file, "<f4", tensor.shape[-1], offset=tensor.offset)
     if np.all(divisors == 1):

@@ -47,8 +47,7 @@ class Gguf:
 def read_gguf(path: Path) -> Gguf:
     """Reads the header of `path` and of its further shards; checks that every tensor lies within its file.
 
-    Raises CheckpointError for what is not GGUF, for truncated files and for tensor types that `gguf` does not
-    know.
+    Raises CheckpointError for what is not GGUF, for truncated files and for types that `gguf` does not know.
     """
     metadata, tensors = _read_file(path)
     for shard in _further_shards(path, metadata):

@@ -40,9 +40,9 @@ def gguf_tokenizer_files(gguf: Gguf) -> dict[str, bytes]:
     tokenizer = _byte_level(gguf, keys) if model == "gpt2" else _sentencepiece(gguf, keys, types)
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
             for token, kind in zip(tokens, types, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED)
+            if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
         ]
     )
     special = {name: _token(gguf, keys, key) for name, key in _SPECIAL.items()}
@@ -107,9 +107,8 @@ def _byte_level(gguf: Gguf, keys: Mapping[str, Any]) -> Tokenizer:
     vocab = {token: index for index, token in enumerate(keys["tokens"])}
     try:
         model = models.BPE(vocab, merges, ignore_merges=kind.ignore_merges)
-    except (
-        Exception
-    ) as error:  # `tokenizers` raises no narrower class: a merge names a token that is not there
+    # `tokenizers` raises no narrower class when a merge names a token that is not there.
+    except Exception as error:
         raise CheckpointError(f"{gguf.path}: vocabulary and merges do not fit together: {error}") from error
     tokenizer = Tokenizer(model)
     if kind.nfc:
@@ -139,8 +138,7 @@ def _sentencepiece(gguf: Gguf, keys: Mapping[str, Any], types: list[int]) -> Tok
             vocab, _merges(pieces, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types
         )
     )
-    # SentencePiece writes spaces as this character, and puts one before the text and after each special
-    # token.
+    # SentencePiece writes spaces as this, and puts one before the text and after each special token.
     space = "▁"
     prefix = [normalizers.Prepend(space)] if keys.get("add_space_prefix", True) else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", space)])
@@ -152,9 +150,7 @@ def _sentencepiece(gguf: Gguf, keys: Mapping[str, Any], types: list[int]) -> Tok
 
 
 def _merges(pieces: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece's scores amount to: of all pairs that make a piece, the best piece
-    first.
-    """
+    """What SentencePiece's scores amount to: all pairs that make a piece, the best piece first."""
     merges = [
         (piece[:cut], piece[cut:])
         for piece in pieces

@@ -112,9 +112,7 @@ def _why_not(hub_id: str, download: bool, error: Exception) -> str:
 
 
 def _reporter(hub_id: str, progress: Progress) -> type:
-    """A progress bar that the Hub's library can drive: it draws nothing and reports the bytes that
-    arrived.
-    """
+    """A progress bar for the Hub's library to drive, which draws nothing and reports the bytes that came."""
     from huggingface_hub.utils import tqdm
 
     class Reporter(tqdm):

@@ -5,12 +5,12 @@ from typing import Any
 
 
 def quantization_name(config: Mapping[str, Any]) -> str | None:
-    """Such as "modelopt NVFP4", "compressed-tensors pack-quantized" or "awq 4-bit"; None without
-    quantisation.
+    """Such as "modelopt NVFP4", "compressed-tensors pack-quantized" or "awq 4-bit"; None without one.
 
     Multimodal models may declare it inside `text_config`.
     """
-    declared = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
+    text_config = config.get("text_config") or {}
+    declared = config.get("quantization_config") or text_config.get("quantization_config")
     if not declared:
         return None
     bits = declared.get("bits")

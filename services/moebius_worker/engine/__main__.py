@@ -8,10 +8,12 @@ import socket
 import sys
 
 import structlog
-from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 
+from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
 from moebius_worker.engine.convert import fatal, loading
+from moebius_worker.engine.errors import EngineDownError
+from moebius_worker.engine.memory import OutOfMemoryPlan
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
 from moebius_worker.logs import configure_logs
 from moebius_worker.settings import WorkerSettings
@@ -110,7 +112,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
         vocab_size=runner.vocab_size,
         eos_token_ids=checkpoint.eos_token_ids,
         dtype=runner.dtype_name,
-        device=settings.device,
+        device=runner.device_name,
         page_size=runner.page_size,
     )
     pipe.send(engine_pb2.EngineFrame(ready=engine_pb2.EngineReady(model=model, stats=loop.stats())))
@@ -118,8 +120,17 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
 
 
 def _last_word(error: Exception) -> engine_pb2.EngineFrame:
-    permanent = isinstance(error, CheckpointError)
-    return fatal(worker_pb2.REASON_ENGINE_DEAD, str(error), permanent=permanent)
+    """Why the engine ends. Permanent is what the next one would find just the same."""
+    match error:
+        case CheckpointError():
+            return fatal(worker_pb2.REASON_ENGINE_DEAD, str(error), permanent=True)
+        case OutOfMemoryPlan():
+            return fatal(worker_pb2.REASON_ENGINE_DEAD, str(error), permanent=error.permanent)
+        case EngineDownError():
+            return fatal(error.reason, str(error), permanent=False)
+        case _:
+            message = f"the engine raised {type(error).__name__}: {error}"
+            return fatal(worker_pb2.REASON_ENGINE_DEAD, message, permanent=False)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Between the messages of the protocol and the plain data of the engine."""
 
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
-
 from moebius_worker.engine.sampler import Logprobs
 from moebius_worker.engine.types import Finish, Output, Request, SamplingParams
 
@@ -53,13 +52,6 @@ def delta_from(output: Output, logprobs: Logprobs | None) -> worker_pb2.Delta:
             top_logprobs=[logprob for _, logprob in logprobs.top],
         )
     return delta
-
-
-def failure(
-    handle: int, reason: worker_pb2.Reason, message: str, *, retryable: bool, in_step: bool = False
-) -> worker_pb2.Failure:
-    error = worker_pb2.Error(reason=reason, message=message, retryable=retryable, in_step=in_step)
-    return worker_pb2.Failure(handle=handle, error=error)
 
 
 def loading(phase: str, done: int, total: int) -> engine_pb2.EngineFrame:

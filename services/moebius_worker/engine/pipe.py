@@ -4,8 +4,8 @@ import select
 import socket
 
 from google.protobuf.message import DecodeError
-from moebius_proto.worker.v1 import engine_pb2 as pb
 
+from moebius_proto.worker.v1 import engine_pb2 as pb
 from moebius_worker.framing import FrameError, FrameReader, encode
 
 _READ_BYTES = 2**20

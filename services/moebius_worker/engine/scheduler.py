@@ -24,12 +24,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
-from typing import Literal
 
 from moebius_worker.engine.cache.manager import KVCache
+from moebius_worker.engine.limits import Rejected, SchedulerConfig, check_request
 from moebius_worker.engine.request_state import RequestState
 from moebius_worker.engine.step_budget import share_budget
 from moebius_worker.engine.types import Output, Request, SchedulerStats, Slice, StepPlan
+
+__all__ = ["History", "Rejected", "Scheduler", "SchedulerConfig"]
 
 # A running request is left pages for so many more tokens when another one is admitted.
 GROWTH_TOKENS = 16
@@ -37,44 +39,6 @@ GROWTH_TOKENS = 16
 # cost of a step when the queue is long.
 LOOKAHEAD = 64
 LOOK_AGAIN_STEPS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    # Tokens a page holds, and pages in the KV cache.
-    page_size: int
-    num_pages: int
-    # Requests that hold pages at a time; no more than `max_step_tokens` are used, so that each can decode.
-    max_running: int
-    # Tokens that one step computes at most.
-    max_step_tokens: int
-    # Tokens that prompt and output may have together.
-    max_model_len: int
-    # Requests that wait while no place among the running ones is free for them.
-    max_waiting: int
-    # How many younger requests may be admitted before a waiting one that does not fit.
-    max_overtakes: int = 32
-
-    def __post_init__(self) -> None:
-        for name in ("page_size", "num_pages", "max_running", "max_step_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_waiting", "max_overtakes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
-
-    @property
-    def pool_tokens(self) -> int:
-        return self.num_pages * self.page_size
-
-
-class Rejected(Exception):  # noqa: N818 (an answer to the user, not a fault)
-    """The request is not taken. `reason` is one of worker.proto's, `message` says what to do."""
-
-    def __init__(self, reason: Literal["OVERLOADED", "KV_EXHAUSTED", "BAD_REQUEST"], message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +80,16 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Takes a request, or raises `Rejected`. `max_tokens` beyond what fits is cut to that."""
         config = self._config
-        self._check(request)
+        check_request(request, config)
+        if request.handle in self._requests:
+            raise Rejected("BAD_REQUEST", f"handle {request.handle} is in use: choose another")
         free_places = max(0, self._places - len(self._running))
         if len(self._waiting) >= config.max_waiting + free_places:
             raise Rejected("OVERLOADED", f"{len(self._waiting)} requests are waiting: try again later")
         state = RequestState(
             request=request,
             arrival=next(self._arrivals),
-            limit=min(request.prompt_len + request.max_tokens, config.max_model_len, config.pool_tokens),
+            limit=min(request.prompt_len + request.max_tokens, config.max_length),
             table=self._cache.new_table(),
         )
         self._requests[request.handle] = state
@@ -220,32 +186,6 @@ class Scheduler:
         return outputs
 
     # ---- admission ----------------------------------------------------------------------------------
-
-    def _check(self, request: Request) -> None:
-        config = self._config
-        length = len(request.token_ids)
-        if request.handle in self._requests:
-            raise Rejected("BAD_REQUEST", f"handle {request.handle} is in use: choose another")
-        if request.resumed < 0 or request.prompt_len < 1:
-            raise Rejected("BAD_REQUEST", "the prompt is empty: send at least one token")
-        if request.max_tokens <= request.resumed:
-            raise Rejected(
-                "BAD_REQUEST",
-                f"max_tokens is {request.max_tokens}, but {request.resumed} tokens were generated before:"
-                " it must be larger",
-            )
-        if length >= config.max_model_len:
-            raise Rejected(
-                "BAD_REQUEST",
-                f"{length} tokens leave no room for output in a context of {config.max_model_len}:"
-                " shorten the prompt",
-            )
-        if length >= config.pool_tokens:
-            raise Rejected(
-                "KV_EXHAUSTED",
-                f"{length} tokens do not fit in the KV cache, which holds {config.pool_tokens}:"
-                " shorten the prompt, or give the worker more KV cache memory",
-            )
 
     def _admit(self) -> None:
         """Moves waiting requests to the running ones, as the module's docstring tells."""

@@ -6,8 +6,8 @@ import sys
 from collections.abc import AsyncIterator
 
 from google.protobuf.message import DecodeError
-from moebius_proto.worker.v1 import engine_pb2 as pb
 
+from moebius_proto.worker.v1 import engine_pb2 as pb
 from moebius_worker.framing import FrameError, FrameReader, encode
 from moebius_worker.settings import WorkerSettings
 

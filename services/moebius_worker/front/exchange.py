@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import structlog
-from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 
+from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.stream import GatewayStream
 from moebius_worker.front.supervise import End

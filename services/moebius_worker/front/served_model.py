@@ -1,7 +1,6 @@
 """What gateways are told of the model: the engine's description, the name, and the tokenizer's files."""
 
 from moebius_proto.worker.v1 import worker_pb2
-
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.checkpoint.tokenizer import tokenizer_files, tokenizer_hash
 from moebius_worker.settings import WorkerSettings

@@ -7,9 +7,9 @@ import signal
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from moebius_proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from moebius_proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.service import WorkerService
 from moebius_worker.front.state import WorkerState

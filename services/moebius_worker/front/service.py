@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
+
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1 import worker_pb2_grpc
-
 from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.state import WorkerState
-from moebius_worker.front.stream import GatewayStream
+from moebius_worker.front.stream import GatewayStream, LaggingGatewayError
 
 CHUNK_BYTES = 2**20
 
@@ -31,19 +33,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Attach(  # noqa: N802
         self, requests: AsyncIterator[pb.GatewayFrame], context: grpc.aio.ServicerContext
     ) -> None:
-        first = await anext(requests, None)
-        if first is None or first.WhichOneof("frame") != "hello":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame must be hello")
-        gateway_id = first.hello.gateway_id
-        log.info("gateway attached", gateway=gateway_id, peer=context.peer())
-        with self._exchange.attached(gateway_id) as stream:
-            stream.put(pb.WorkerFrame(status=self._state.status()))
-            overrun = await self._converse(stream, requests, context)
-        log.info("gateway detached", gateway=gateway_id, overrun=overrun)
-        if overrun:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "the gateway does not keep up with reading"
-            )
+        try:
+            await self._serve(requests, context)
+        except (_ProtocolError, DecodeError) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except LaggingGatewayError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext
@@ -88,26 +83,25 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"{state}: {fault}")
         return self._state.model
 
-    async def _converse(
-        self,
-        stream: GatewayStream,
-        requests: AsyncIterator[pb.GatewayFrame],
-        context: grpc.aio.ServicerContext,
-    ) -> bool:
-        """Until the gateway ends the stream, or it lags too far behind; returns whether it did that."""
-        receiving = asyncio.create_task(self._receive(stream, requests))
-        sending = asyncio.create_task(_send(stream, context))
-        overrun = asyncio.create_task(stream.overrun())
-        tasks = {receiving, sending, overrun}
-        try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        for task in ended:
-            task.result()
-        return overrun in ended
+    async def _serve(
+        self, requests: AsyncIterator[pb.GatewayFrame], context: grpc.aio.ServicerContext
+    ) -> None:
+        """Until the gateway ends the stream. Raises LaggingGatewayError, _ProtocolError, DecodeError."""
+        first = await anext(requests, None)
+        if first is None or first.WhichOneof("frame") != "hello":
+            raise _ProtocolError("the first frame must be hello")
+        with (
+            self._exchange.attached(first.hello.gateway_id) as stream,
+            structlog.contextvars.bound_contextvars(gateway=first.hello.gateway_id),
+        ):
+            log.info("gateway attached", peer=context.peer())
+            stream.put(pb.WorkerFrame(status=self._state.status()))
+            try:
+                await _first_to_end(
+                    self._receive(stream, requests), _send(stream, context), stream.watch_lag()
+                )
+            finally:
+                log.info("gateway detached", requests=len(stream.handles))
 
     async def _receive(self, stream: GatewayStream, requests: AsyncIterator[pb.GatewayFrame]) -> None:
         async for frame in requests:
@@ -119,6 +113,23 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     self._exchange.cancel(stream, frame.cancel.handle)
 
 
+class _ProtocolError(Exception):
+    """The gateway does not speak the protocol."""
+
+
 async def _send(stream: GatewayStream, context: grpc.aio.ServicerContext) -> None:
     async for frame in stream.frames():
         await context.write(frame)
+
+
+async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Runs all until one returns or raises, and cancels the others; raises what it raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in ended:
+        task.result()

@@ -2,11 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Never
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
 
 # Frames, hence engine steps, that a gateway may lag behind: some seconds of the fastest engine.
 MAX_LAG_FRAMES = 1024
+
+
+class LaggingGatewayError(Exception):
+    """The gateway does not read, or not fast enough."""
 
 
 class GatewayStream:
@@ -32,6 +37,9 @@ class GatewayStream:
         while True:
             yield await self._frames.get()
 
-    async def overrun(self) -> None:
-        """Returns when the gateway has lagged too far behind."""
+    async def watch_lag(self) -> Never:
+        """Raises LaggingGatewayError when the gateway has lagged too far behind."""
         await self._overrun.wait()
+        raise LaggingGatewayError(
+            f"the gateway does not keep up with reading: {self._frames.maxsize} frames behind"
+        )

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
-from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 
+from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.checkpoint.checkpoint import CheckpointError
 from moebius_worker.framing import FrameError
 from moebius_worker.front.engine_process import EngineProcess
@@ -63,27 +63,41 @@ class Supervisor:
         """Returns when no engine can be started; cancelled, it kills the one that runs."""
         deaths = 0
         while True:
-            life = _Life(await EngineProcess.start(self._settings))
-            try:
-                log.info("engine started", engine_pid=life.engine.pid)
-                self._state.engine_started(life.engine.pid)
-                await self._changed()
-                end = await self._attend(life)
-                self._exchange.disconnect(end)
-                self._state.engine_ended(end.reason, end.message, permanent=end.permanent)
-                await self._changed()
-            finally:
-                life.engine.kill()
-                # Not before the process is gone is its memory free for the next one.
-                await life.engine.wait()
+            end, ready_for = await self._start_and_attend()
             if end.permanent:
                 log.error("the engine cannot be started; not trying again", message=end.message)
                 return
-            ready_for = None if life.ready_since is None else time.monotonic() - life.ready_since
             deaths = deaths_in_a_row(deaths, ready_for, self._policy)
             delay = restart_delay(deaths, self._policy, random.random())
             log.error("engine ended", message=end.message, deaths=deaths, restart_in_seconds=round(delay, 2))
             await asyncio.sleep(delay)
+
+    async def _start_and_attend(self) -> tuple[End, float | None]:
+        """One engine's life: why it ended, and the seconds that it was ready, if it ever was."""
+        try:
+            life = _Life(await EngineProcess.start(self._settings))
+        except OSError as error:
+            end = End(worker_pb2.REASON_ENGINE_DEAD, f"no process can be started: {error}")
+            await self._bury(end)
+            return end, None
+        try:
+            log.info("engine started", engine_pid=life.engine.pid)
+            self._state.engine_started(life.engine.pid)
+            await self._changed()
+            end = await self._attend(life)
+            ready_for = None if life.ready_since is None else time.monotonic() - life.ready_since
+            # Before its process is gone, which may take a while.
+            await self._bury(end)
+        finally:
+            life.engine.kill()
+            # Only then is its memory free for the next one.
+            await life.engine.wait()
+        return end, ready_for
+
+    async def _bury(self, end: End) -> None:
+        self._exchange.disconnect(end)
+        self._state.engine_ended(end.reason, end.message, permanent=end.permanent)
+        await self._changed()
 
     async def _attend(self, life: _Life) -> End:
         """Returns when the engine must be given up."""

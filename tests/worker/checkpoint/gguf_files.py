@@ -113,7 +113,7 @@ def write_gguf(
     architecture: str = "llama",
     **options: Any,
 ) -> Path:
-    """Writes a file; `quantize` gives each tensor's type. Arrays of uint8 are taken as blocks of that type."""
+    """Writes a file; `quantize` gives each tensor's type. Arrays of uint8 are blocks of that type already."""
     writer = gguf.GGUFWriter(path, architecture, **options)
     for key, value in metadata.items():
         _add(writer, key, value)
@@ -150,4 +150,4 @@ def write_llama_gguf(
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    (add[type(value)] if type(value) in add else writer.add_array)(key, value)
+    add.get(type(value), writer.add_array)(key, value)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
 from moebius_worker.checkpoint.quantization import quantization_name
 from moebius_worker.checkpoint.tokenizer import tokenizer_files, tokenizer_hash
-from tokenizers import Tokenizer
-
 from tests.tiny import CHAT_TEMPLATE, CORPUS, write_checkpoint, write_tokenizer
 from tests.worker.checkpoint.gguf_files import write_llama_gguf
 
@@ -78,7 +78,10 @@ def test_a_directory_without_config_says_what_it_holds(tmp_path: Path) -> None:
     [
         (None, None),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors pack-quantized"),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            "compressed-tensors pack-quantized",
+        ),
         ({"quant_method": "awq", "bits": 4}, "awq 4-bit"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),

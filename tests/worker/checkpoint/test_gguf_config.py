@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.gguf_config import gguf_config, gguf_generation_config
 from moebius_worker.checkpoint.gguf_file import read_gguf
-
 from tests.tiny import write_checkpoint
 from tests.worker.checkpoint.gguf_files import write_gguf, write_llama_gguf
 
@@ -27,9 +27,7 @@ TENSORS = {"token_embd.weight": np.ones((32, 64), dtype=np.float32)}
 
 def config_of(tmp_path: Path, extra: dict[str, Any], tensors: dict[str, np.ndarray] | None = None) -> dict:
     metadata = {key: value for key, value in (DENSE | extra).items() if value is not None}
-    return gguf_config(
-        read_gguf(write_gguf(tmp_path / "m.gguf", metadata, TENSORS | (tensors or {})))
-    )
+    return gguf_config(read_gguf(write_gguf(tmp_path / "m.gguf", metadata, TENSORS | (tensors or {}))))
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
@@ -86,7 +84,10 @@ def test_no_experts_means_dense(tmp_path: Path) -> None:
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count = 8"),
         ({"llama.attention.value_length": 8}, "llama.attention.value_length = 8"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type = 'longrope'"),
-        ({"llama.expert_count": 4, "llama.expert_used_count": 2, "llama.expert_gating_func": 2}, "gating_func"),
+        (
+            {"llama.expert_count": 4, "llama.expert_used_count": 2, "llama.expert_gating_func": 2},
+            "gating_func",
+        ),
         ({"llama.expert_count": 4}, "llama.expert_used_count"),
         ({"llama.embedding_length": None}, "lacks the metadata key llama.embedding_length"),
     ],

@@ -6,9 +6,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.gguf_file import read_gguf
-
 from tests.worker.checkpoint.gguf_files import Type, write_gguf
 
 TENSORS = {

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.gguf_file import read_gguf
 from moebius_worker.checkpoint.gguf_tokenizer import gguf_tokenizer_files
 from moebius_worker.demo import dense_demo_model
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
 from tests.tiny import CORPUS
 from tests.worker.checkpoint.gguf_files import byte_level_metadata, write_gguf
 
@@ -141,12 +141,8 @@ def test_the_kinds_differ_on_the_strings_they_are_compared_on(tmp_path: Path) ->
         pieces = [tokenizer.pre_tokenizer.pre_tokenize_str(text) for text in strings()]
         ids[pre] = [[piece for piece, _ in line] for line in pieces]
     assert len({json.dumps(value) for value in ids.values()}) == len(ids)
-    assert ["123", "45"] == [
-        piece
-        for piece, _ in converted(tmp_path, metadata | {"tokenizer.ggml.pre": "default"})[
-            0
-        ].pre_tokenizer.pre_tokenize_str("12345")
-    ]
+    tokenizer, _ = converted(tmp_path, metadata | {"tokenizer.ggml.pre": "default"})
+    assert [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("12345")] == ["123", "45"]
 
 
 def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
@@ -197,7 +193,7 @@ def test_bos_and_eos_are_added_as_the_file_says(
 
 
 def sentencepiece_vocabulary() -> tuple[list[str], list[float], list[int]]:
-    """Pieces, scores and types as a Llama file has them: specials, bytes, then pieces, the first merged the best."""
+    """Pieces, scores and types as Llama has them: specials, bytes, then pieces, the first merged the best."""
     trainer = trainers.BpeTrainer(vocab_size=600, show_progress=False)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -212,7 +208,7 @@ def sentencepiece_vocabulary() -> tuple[list[str], list[float], list[int]]:
 
 
 def sentencepiece_ids(text: str, tokens: list[str], scores: list[float], types: list[int]) -> list[int]:
-    """SentencePiece's BPE: merge the neighbours whose piece has the best score, the leftmost of equal ones."""
+    """SentencePiece's BPE: merge the neighbours whose piece has the best score, the leftmost of equals."""
     ids = {token: index for index, token in enumerate(tokens) if types[index] == 1}
     symbols: list[str | None] = list(text.replace(" ", "▁"))
     following = list(range(1, len(symbols) + 1))
@@ -301,7 +297,7 @@ def test_smollm2s_ids_equal_those_of_transformers() -> None:
     files = gguf_tokenizer_files(read_gguf(path))
     tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     reference = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    # transformers takes GPT-2's cuts for it; the model's own tokenizer also cuts digits (and ½) from each other.
+    # transformers takes GPT-2's cuts for it; the model's own tokenizer also cuts digits (and ½) apart.
     reference.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), GPT2]
     )

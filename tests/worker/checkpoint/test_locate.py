@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.locate import locate
-
 from tests.worker.checkpoint.hub import hub
 
 FILES = {
@@ -49,7 +49,9 @@ def locate_in_process(endpoint: str, cache: Path, location: str, download: bool 
         "from moebius_worker.checkpoint.locate import locate\n"
         "calls = []\n"
         "try:\n"
-        "    found = locate(sys.argv[1], download=sys.argv[2] == 'True', progress=lambda *c: calls.append(c))\n"
+        "    found = locate(\n"
+        "        sys.argv[1], download=sys.argv[2] == 'True', progress=lambda *call: calls.append(call)\n"
+        "    )\n"
         "    answer = {'path': str(found.path), 'name': found.name, 'progress': calls}\n"
         "except CheckpointError as error:\n"
         "    answer = {'error': str(error)}\n"

@@ -7,10 +7,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from moebius_worker.engine.weights import open_weights
 from safetensors.torch import load_file
 
+from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from moebius_worker.engine.weights import open_weights
 from tests.tiny import write_checkpoint
 from tests.worker.checkpoint.gguf_files import (
     Type,
@@ -29,7 +29,7 @@ def checkpoint(path: Path) -> Checkpoint:
 
 
 def blocks(type_: Type, shape: tuple[int, ...]) -> np.ndarray:
-    """Blocks of `type_`: quantised numbers where `gguf` can quantise, else random bytes, which all formats read."""
+    """Blocks of `type_`: quantised numbers where `gguf` can quantise, else random bytes, which are valid."""
     source = np.random.default_rng(type_.value)
     if type_ == Type.F64:
         return source.standard_normal(shape).view(np.uint8)
@@ -164,7 +164,12 @@ def test_the_factors_beside_nvfp4_blocks_are_applied(tmp_path: Path) -> None:
 
 
 def test_tensors_of_other_models_are_refused_by_name(tmp_path: Path) -> None:
-    for name in ("blk.0.attn_qkv.weight", "enc.blk.0.attn_q.weight", "blk.0.ffn_gate.7.weight", "output.scale"):
+    for name in (
+        "blk.0.attn_qkv.weight",
+        "enc.blk.0.attn_q.weight",
+        "blk.0.ffn_gate.7.weight",
+        "output.scale",
+    ):
         path = write_gguf(tmp_path / "m.gguf", {}, {name: np.ones((8, 8), dtype=np.float32)})
         with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
             open_weights(checkpoint(path))
@@ -177,7 +182,10 @@ def test_rows_that_are_no_heads_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_rope_frequencies_belong_to_the_config(tmp_path: Path) -> None:
-    tensors = {"rope_freqs.weight": np.ones(8, dtype=np.float32), "output_norm.weight": np.ones(8, np.float32)}
+    tensors = {
+        "rope_freqs.weight": np.ones(8, dtype=np.float32),
+        "output_norm.weight": np.ones(8, np.float32),
+    }
     reader = open_weights(checkpoint(write_gguf(tmp_path / "m.gguf", {}, tensors)))
     assert list(reader.tensors) == ["model.norm.weight"]
 

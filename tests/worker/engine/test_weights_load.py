@@ -5,12 +5,13 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+
 from moebius_worker.checkpoint.checkpoint import CheckpointError
 from moebius_worker.engine.weights import TensorInfo, load_weights
 
 
 class Reader:
-    """Tensors in memory, as if stored in a file; every read makes a new one and asks for the last to be gone."""
+    """Tensors in memory, as if in a file; every read makes a new one and asks for the last to be gone."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.stored = tensors
@@ -53,7 +54,10 @@ def test_views_into_fused_parameters_are_filled_and_converted() -> None:
     ("destinations", "message"),
     [
         ({"a": (2, 3)}, r"1 tensors that the model has no place for: b \[4\] in file-1\."),
-        ({"a": (2, 3), "b": (4,), "c": (1, 2)}, r"1 tensors that the model needs are not in file-1: c \[1, 2\]\."),
+        (
+            {"a": (2, 3), "b": (4,), "c": (1, 2)},
+            r"1 tensors that the model needs are not in file-1: c \[1, 2\]\.",
+        ),
         ({"a": (3, 2), "b": (4,)}, r"a is \[2, 3\] in file-1, the model's \[3, 2\]"),
         ({"a": (2, 3), "b": (4, 1)}, r"b is \[4\] in file-1, the model's \[4, 1\]"),
     ],

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
 from moebius_worker.engine.weights import WeightReader, open_weights
-from safetensors.torch import save_file
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -37,7 +38,12 @@ def reader_of(path: Path) -> WeightReader:
 def sharded(path: Path) -> Path:
     first, second = {name: TENSORS[name] for name in "ac"}, {name: TENSORS[name] for name in "bd"}
     directory(path, {"x-1.safetensors": first, "x-2.safetensors": second})
-    weight_map = {"a": "x-1.safetensors", "c": "x-1.safetensors", "b": "x-2.safetensors", "d": "x-2.safetensors"}
+    weight_map = {
+        "a": "x-1.safetensors",
+        "c": "x-1.safetensors",
+        "b": "x-2.safetensors",
+        "d": "x-2.safetensors",
+    }
     write_index(path, weight_map)
     return path
 
@@ -70,7 +76,9 @@ def test_files_that_the_index_does_not_name_are_left_alone(tmp_path: Path) -> No
 
 
 def test_consolidated_files_are_left_alone(tmp_path: Path) -> None:
-    path = directory(tmp_path, {"model.safetensors": TENSORS, "consolidated.safetensors": {"z": torch.ones(1)}})
+    path = directory(
+        tmp_path, {"model.safetensors": TENSORS, "consolidated.safetensors": {"z": torch.ones(1)}}
+    )
     assert set(reader_of(path).tensors) == set(TENSORS)
 
 

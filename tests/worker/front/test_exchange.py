@@ -11,7 +11,7 @@ from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.state import WorkerState
-from moebius_worker.front.stream import GatewayStream
+from moebius_worker.front.stream import GatewayStream, LaggingGatewayError
 from moebius_worker.front.supervise import End
 from moebius_worker.metrics import RequestMetrics
 from tests.worker.front.worker_process import submit
@@ -181,4 +181,5 @@ async def test_a_gateway_that_lags_loses_its_stream_and_no_other() -> None:
     stream = GatewayStream("slow", max_lag=3)
     for step in range(5):
         stream.put(pb.WorkerFrame(status=pb.Status(step=step)))
-    await asyncio.wait_for(stream.overrun(), 1)
+    with pytest.raises(LaggingGatewayError):
+        await asyncio.wait_for(stream.watch_lag(), 1)

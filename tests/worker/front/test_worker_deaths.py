@@ -154,13 +154,14 @@ async def test_a_death_accuses_only_what_was_in_the_step(frail: WorkerProcess, g
 async def test_health_pushes_every_transition(frail: WorkerProcess, gateway: Gateway) -> None:
     serving = health_pb2.HealthCheckResponse
     health = health_pb2_grpc.HealthStub(frail.channel)
-    for name in ("", "moebius.worker.v1.Worker"):
-        watch = health.Watch(health_pb2.HealthCheckRequest(service=name))
-        seen = [(await watch.read()).status]
-        os.kill((await frail.ready()).engine_pid, signal.SIGKILL)
-        seen += [(await asyncio.wait_for(watch.read(), 20)).status for _ in range(2)]
-        assert seen == [serving.SERVING, serving.NOT_SERVING, serving.SERVING]
+    names = ("", "moebius.worker.v1.Worker")
+    watches = [health.Watch(health_pb2.HealthCheckRequest(service=name)) for name in names]
+    seen = [[(await watch.read()).status] for watch in watches]
+    os.kill((await frail.ready()).engine_pid, signal.SIGKILL)
+    for watch, statuses in zip(watches, seen, strict=True):
+        statuses += [(await asyncio.wait_for(watch.read(), 20)).status for _ in range(2)]
         watch.cancel()
+    assert seen == [[serving.SERVING, serving.NOT_SERVING, serving.SERVING]] * 2
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await health.Check(health_pb2.HealthCheckRequest(service="unknown"))
     assert error.value.code() == grpc.StatusCode.NOT_FOUND

@@ -23,6 +23,7 @@ START_SECONDS = 60.0
 async def until(condition: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
     """Awaits that `condition()`, asked again and again, is true; returns its value."""
     deadline = time.monotonic() + seconds
+    pause = 0.0
     while True:
         value = condition()
         if asyncio.iscoroutine(value):
@@ -30,7 +31,8 @@ async def until(condition: Callable[[], Any], what: str, seconds: float = 10.0) 
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(pause)
+        pause = min(0.05, pause + 0.001)
 
 
 @dataclass
@@ -112,6 +114,15 @@ class Answer:
     @property
     def ended(self) -> bool:
         return bool(self.finish_reason) or self.error is not None
+
+
+async def end_of(call: grpc.aio.StreamStreamCall, seconds: float = 10.0) -> grpc.StatusCode:
+    """Reads and drops what comes until the stream ends; returns how."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async with asyncio.timeout(seconds):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+    return await call.code()
 
 
 class Gateway:

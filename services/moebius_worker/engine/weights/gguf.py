@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +89,10 @@ class GgufReader:
             nbytes //= shape[0]
             offset += expert * nbytes
             shape = shape[1:]
-        raw: np.ndarray[Any, np.dtype[np.uint8]] = np.fromfile(stored.file, np.uint8, nbytes, offset=offset)
+        try:
+            raw = np.fromfile(stored.file, np.uint8, nbytes, offset=offset)
+        except OSError as error:
+            raise CheckpointError(f"Cannot read {stored.name} in {stored.file}: {error}") from error
         if len(raw) != nbytes:
             raise CheckpointError(f"{stored.file} ended within the tensor {stored.name}. Download it again.")
         if stored.type in _PLAIN:
@@ -106,8 +108,7 @@ class GgufReader:
 
 
 def _unrotate(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undoes llama.cpp's order of a head's rows (or bias): it interleaves the two halves that rotary
-    embedding pairs.
+    """Undoes llama.cpp's order of a head's rows (or bias), which puts the pairs of rotary embedding together.
 
     llama.cpp: `w.reshape(heads, 2, dim / 2, ...).swapaxes(1, 2)`; here back from there.
     """

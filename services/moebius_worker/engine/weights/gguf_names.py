@@ -22,11 +22,10 @@ _NAME = re.compile(r"(blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceName:
-    """`name` is the tensor's, or with `stacked` has `{expert}` in it: the tensor is all experts, one after
-    another.
+    """A tensor's name, and how GGUF has it otherwise.
 
-    `rotated` tells whose heads' rows are in the order of llama.cpp: those of the queries, those of the keys,
-    or none.
+    If it is `stacked`, it is all experts' tensors, one after another, and `name` has `{expert}` in it. If its
+    rows are in llama.cpp's order, `rotated` is the key of the config that tells the number of heads.
     """
 
     name: str

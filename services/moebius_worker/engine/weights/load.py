@@ -1,6 +1,4 @@
-"""Fills a model's parameters from a checkpoint: strictly, and with one tensor at a time in memory beside
-them.
-"""
+"""Fills a model's parameters from a checkpoint, strictly, with one tensor at a time in memory beside them."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -22,8 +20,7 @@ def load_weights(
     ignored: Callable[[str], bool],
     progress: LoadProgress = lambda name, done, total: None,
 ) -> None:
-    """Copies each tensor of `reader` into the destination of its name, which may be a view into a fused
-    parameter.
+    """Copies each tensor into the destination of its name, which may be a view into a fused parameter.
 
     Names for which `ignored` is true are passed over. Shapes must be equal; dtypes are converted, floating to
     floating. Before anything is read, CheckpointError is raised for tensors without a destination,

@@ -10,13 +10,11 @@ from .safetensors import SafetensorsReader
 
 
 def open_weights(checkpoint: Checkpoint) -> WeightReader:
-    """Opens the weights; reads headers alone. Raises CheckpointError, also for a quantisation without a
-    scheme.
-    """
+    """Opens the weights, reading headers alone. Raises CheckpointError, also for what is quantised."""
     if (quantization := quantization_name(checkpoint.config)) is not None:
         raise CheckpointError(
             f"{checkpoint.path} is quantised with {quantization}, which is not supported. Supported are "
-            "safetensors in bfloat16, float16 and float32, and GGUF files: take such a one of this model."
+            "safetensors in bfloat16, float16 and float32, and GGUF files."
         )
     if checkpoint.container == "gguf":
         return GgufReader(checkpoint)

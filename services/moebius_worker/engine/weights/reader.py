@@ -9,9 +9,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as it is stored. `dtype` is the container's word for it ("BF16", "Q4_K"); `nbytes` are in the
-    file.
-    """
+    """A tensor as it is stored: `dtype` in the container's words ("BF16", "Q4_K"), `nbytes` in the file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -20,11 +18,7 @@ class TensorInfo:
 
 
 class WeightReader(Protocol):
-    """The tensors of a checkpoint under Hugging Face's names.
-
-    They come file by file, each file from front to back: to read them in this order is to read the disk in
-    order.
-    """
+    """The tensors of a checkpoint under Hugging Face's names, file by file, each from front to back."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...

@@ -1,6 +1,4 @@
-"""Weights in safetensors: one file, or the shards that an index names; mapped into memory, one shard at a
-time.
-"""
+"""Weights in safetensors: one file, or the shards of an index; mapped into memory one shard at a time."""
 
 import json
 import struct
@@ -68,14 +66,8 @@ def _files(directory: Path) -> tuple[list[Path], Mapping[str, Path]]:
     )
     if not files:
         pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
-        raise CheckpointError(
-            f"{directory} has no *.safetensors files."
-            + (
-                " Pickled weights are not read: convert them with `save_pretrained` of transformers."
-                if pickled
-                else ""
-            )
-        )
+        hint = " Pickled weights are not read: convert them with `save_pretrained` of transformers."
+        raise CheckpointError(f"{directory} has no *.safetensors files.{hint if pickled else ''}")
     return files, {}
 
 

@@ -1,0 +1,112 @@
+"""Probes are answered from memory and say why not."""
+
+from dataclasses import replace
+
+import pytest
+from moebius_gateway.text.errors import TextError
+from moebius_gateway.text.registry import TextModels
+
+from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, tokenizer_files, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_alive_whatever_the_workers_do(gateway: Gateway) -> None:
+    gateway.backend.is_ready = False
+    async with gateway.client() as client:
+        response = await client.get("/livez")
+    assert (response.status_code, response.json()) == (200, {"status": "alive"})
+
+
+async def test_ready_with_a_worker_and_not_without(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["status"], ready.json()["models"]) == (
+            200,
+            "ready",
+            [MODEL.id],
+        )
+        gateway.backend.is_ready = False
+        not_ready = await client.get("/readyz")
+    assert not_ready.status_code == 503
+    assert not_ready.json() == {
+        "status": "not ready",
+        "models": [],
+        "reasons": ["org/tiny: none of its workers is ready"],
+        "workers": [{"address": "127.0.0.1:1", "state": "LOADING", "detail": "half way"}],
+    }
+
+
+async def test_not_ready_before_any_worker_has_spoken() -> None:
+    async with running_gateway(ScriptedBackend(known=[])) as gateway, gateway.client() as client:
+        response = await client.get("/readyz")
+        assert response.status_code == 503
+        assert response.json()["reasons"] == ["no worker has said yet what it serves"]
+
+
+async def test_a_broken_tokenizer_is_said_and_a_mended_one_serves() -> None:
+    backend = ScriptedBackend()
+    backend.files = backend.files | {"tokenizer.json": b"{"}
+    chat = {"model": MODEL.id, "messages": [{"role": "user", "content": "Hi"}]}
+    async with running_gateway(backend) as gateway, gateway.client() as client:
+        answer = await client.post("/v1/chat/completions", json=chat)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "tokenizer_unusable")
+        ready = await client.get("/readyz")
+        assert ready.status_code == 503
+        assert "tokenizer.json cannot be loaded" in ready.json()["reasons"][0]
+        backend.files = tokenizer_files()
+        assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
+        assert (await client.get("/readyz")).status_code == 200
+
+
+async def test_text_models_are_loaded_before_the_first_request() -> None:
+    backend = ScriptedBackend()
+    asked = 0
+
+    class Counting(ScriptedBackend):
+        async def tokenizer_files(self, info: object) -> dict[str, bytes]:
+            nonlocal asked
+            asked += 1
+            return backend.files
+
+    async with running_gateway(Counting(files=backend.files)) as gateway, gateway.client() as client:
+        await until(lambda: asked == 1)
+        await client.post("/v1/completions", json={"model": MODEL.id, "prompt": "x"})
+        assert asked == 1
+
+
+async def test_requests_share_the_loading_of_a_text_model() -> None:
+    import asyncio
+
+    asked, files, go = 0, tokenizer_files(), asyncio.Event()
+
+    async def fetch(info: object) -> dict[str, bytes]:
+        nonlocal asked
+        asked += 1
+        await go.wait()
+        return files
+
+    texts = TextModels(fetch)
+    waiting = [asyncio.create_task(texts.get(replace(MODEL, id=name))) for name in ("one", "two", "three")]
+    await until(lambda: asked == 1)
+    waiting[0].cancel()
+    go.set()
+    one, two, three = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(one, asyncio.CancelledError)
+    assert two is three
+    assert asked == 1
+
+
+async def test_a_failed_load_is_tried_again() -> None:
+    files: dict[str, bytes] = {}
+
+    async def fetch(info: object) -> dict[str, bytes]:
+        return files
+
+    texts = TextModels(fetch)
+    with pytest.raises(TextError):
+        await texts.get(MODEL)
+    assert "tokenizer.json is missing" in (texts.failure(MODEL) or "")
+    files |= tokenizer_files()
+    assert await texts.get(MODEL)
+    assert texts.failure(MODEL) is None

@@ -1,0 +1,59 @@
+"""What the HTTP side counts, and under which labels."""
+
+from typing import Any
+
+import pytest
+from moebius_gateway.types import Tokens
+
+from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+PLAIN: dict[str, Any] = {"model": MODEL.id, "prompt": [5, 6, 7]}
+
+
+@pytest.fixture
+async def fresh() -> Any:
+    async with running_gateway(ScriptedBackend()) as gateway:
+        yield gateway
+
+
+async def test_requests_by_route_code_and_stream(fresh: Gateway) -> None:
+    async with fresh.client() as client:
+        await client.post("/v1/completions", json=PLAIN)
+        await client.post("/v1/completions", json=PLAIN | {"stream": True})
+        await client.post("/v1/completions", json=PLAIN | {"n": 0})
+        await client.get("/v1/models/some/unknown/name")
+        await client.get("/v1/nonsense")
+        await client.get("/livez")
+    counted = "moebius_gateway_requests_total"
+    assert fresh.metric(counted, route="/v1/completions", code="200", stream="false") == 1
+    assert fresh.metric(counted, route="/v1/completions", code="200", stream="true") == 1
+    assert fresh.metric(counted, route="/v1/completions", code="400", stream="false") == 1
+    assert fresh.metric(counted, route="/v1/models/{model_id:path}", code="404") == 1
+    assert fresh.metric(counted, route="other", code="404") == 1
+    assert fresh.metric(counted, route="/livez", code="200") == 1
+    assert fresh.metric("moebius_gateway_requests_in_flight") == 0
+
+
+async def test_tokens_and_times(fresh: Gateway) -> None:
+    said = fresh.backend.say("abcd")
+    fresh.backend.script = lambda _: [Tokens(said[0].token_ids, cached_tokens=2), *said[1:]]
+    async with fresh.client() as client:
+        await client.post("/v1/completions", json=PLAIN | {"n": 2})
+    assert fresh.metric("moebius_gateway_prompt_tokens_total", model=MODEL.id) == 3
+    assert fresh.metric("moebius_gateway_prompt_tokens_cached_total", model=MODEL.id) == 2
+    assert fresh.metric("moebius_gateway_generated_tokens_total", model=MODEL.id) == 10
+    assert fresh.metric("moebius_gateway_time_to_first_token_seconds_count", model=MODEL.id) == 2
+    assert fresh.metric("moebius_gateway_inter_token_latency_seconds_count", model=MODEL.id) == 8
+    assert fresh.metric("moebius_gateway_request_seconds_count", model=MODEL.id, stream="false") == 1
+
+
+async def test_clients_make_no_labels(fresh: Gateway) -> None:
+    async with fresh.client() as client:
+        for name in ("evil-1", "evil-2"):
+            await client.post("/v1/completions", json=PLAIN | {"model": name}, headers={"X-Request-Id": name})
+            await client.get(f"/v1/models/{name}")
+            await client.get(f"/{name}")
+        text = (await client.get("/metrics")).text
+    assert "evil" not in text
+    assert "moebius_gateway_requests_total" in text

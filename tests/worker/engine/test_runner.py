@@ -1,0 +1,104 @@
+"""Loading, its refusals, and the edges of a step. That the logits are right is in test_models_logits."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
+from moebius_worker.engine.memory import OutOfMemoryPlan
+from moebius_worker.engine.runner import ModelRunner, RunnerOptions
+from moebius_worker.engine.types import Slice
+from tests.tiny import VOCAB_SIZE, write_checkpoint
+
+# 2 layers, keys and values of 2 heads of 16 numbers, 4 bytes each.
+TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_checkpoint(tmp_path, "mixtral")
+
+
+def load(path, progress=lambda phase, done, total: None, **options):
+    return ModelRunner.load(
+        open_checkpoint(str(path)), RunnerOptions(**({"device": "cpu"} | options)), progress
+    )
+
+
+def test_attributes_and_progress(path):
+    seen = []
+    runner = load(path, lambda *report: seen.append(report), page_size=8, kv_cache_bytes=10 * 8 * TOKEN_BYTES)
+    assert (runner.architecture, runner.vocab_size) == ("MixtralForCausalLM", VOCAB_SIZE)
+    assert (runner.device_name, runner.dtype_name) == ("cpu", "float32")
+    assert (runner.page_size, runner.num_pages, runner.max_model_len) == (8, 10, 80)
+    phases, done, totals = zip(*seen, strict=True)
+    assert set(phases) == {"loading weights"}
+    assert list(done) == sorted(done)
+    assert done[-1] == totals[-1] > 0
+
+
+def test_the_models_own_length_is_the_limit_where_memory_is_ample(path):
+    assert load(path).max_model_len == 2048
+    assert load(path, max_model_len=100).max_model_len == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu"}, "'tpu' is not supported"),
+        ({"dtype": "int8"}, "'int8' is not supported"),
+        ({"max_model_len": 4096}, "4096 is more than the 2048"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(path, options, message):
+    with pytest.raises(CheckpointError, match=message):
+        load(path, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(path):
+    with pytest.raises(CheckpointError, match="finds no GPU"):
+        load(path, device="cuda")
+
+
+def test_a_cache_that_cannot_be_is_refused(path):
+    with pytest.raises(OutOfMemoryPlan):
+        load(path, kv_cache_bytes=1 << 50)
+
+
+def test_weights_that_do_not_fit_are_refused(path):
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    weights["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match="q_norm"):
+        load(path)
+
+
+def test_only_slices_that_sample_have_logits(path):
+    runner = load(path)
+    ids = tuple(range(20))
+    whole = runner.step([Slice(0, ids, 0, (0, 1), sample=True)])
+    parts = [Slice(0, ids[:12], 0, (2, 3), sample=False), Slice(1, ids, 0, (4, 5), sample=True)]
+    both = runner.step(parts)
+    torch.testing.assert_close(both, whole, atol=1e-5, rtol=0)
+    none = runner.step([Slice(2, ids[:3], 0, (6,), sample=False)])
+    assert none.shape == (0, VOCAB_SIZE)
+    torch.testing.assert_close(
+        runner.step([Slice(0, ids[12:], 12, (2, 3), sample=True)]), whole, atol=1e-5, rtol=0
+    )
+
+
+def test_a_token_beyond_the_vocabulary_is_an_error_before_anything_is_computed(path):
+    runner = load(path)
+    with pytest.raises(ValueError, match=f"request 7 holds the token id {VOCAB_SIZE}"):
+        runner.step([Slice(7, (1, VOCAB_SIZE), 0, (0,), sample=True)])
+
+
+def test_threads(path):
+    before = torch.get_num_threads()
+    try:
+        load(path, threads=before + 1)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
