@@ -29,7 +29,9 @@ class Step:
             self._status.update(f"{escape(self._title)} [dim]{escape(doing)}[/dim]")
         elif time.monotonic() - self._said >= QUIET_SECONDS:
             self._said = time.monotonic()
-            self._console.print(f"  ... {escape(self._title)} {escape(doing)}", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"  ... {escape(self._title)} {escape(doing)}", highlight=False, soft_wrap=True
+            )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Does the model fit? An estimate before anything is started, held against what this machine can still give."""
+"""Does the model fit? An estimate before anything is started, against what this machine can still give."""
 
 import json
 import math
@@ -35,8 +35,8 @@ class MemoryNeed:
         fitting = available // (self.total // self.workers)
         advice = f"Use --workers {fitting}." if fitting else "Free memory, or choose a smaller model."
         raise CliError(
-            f"Not enough memory: {self.workers} worker(s) with {self.parameters / 1e6:.0f} million parameters in "
-            f"{self.bytes_per_parameter} bytes each need about {self.total / GIB:.1f} GiB, and "
+            f"Not enough memory: {self.workers} worker(s) with {self.parameters / 1e6:.0f} million "
+            f"parameters in {self.bytes_per_parameter} bytes each need about {self.total / GIB:.1f} GiB, and "
             f"{available / GIB:.1f} GiB are available. {advice}"
         )
 
@@ -55,17 +55,19 @@ def count_parameters(checkpoint: Checkpoint) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def available_memory(cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+def available_memory(
+    cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> int:
     """Bytes that this machine, and each control group that this process is in, can still give."""
     return min((psutil.virtual_memory().available, *_cgroup_headrooms(cgroup_root, membership)))
 
 
-def _safetensors_shapes(file: Path) -> list[list[int]]:
+def _safetensors_shapes(file: Path) -> list[tuple[int, ...]]:
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             header = json.loads(stream.read(length))
-        return [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        return [tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
     except (OSError, ValueError, struct.error, KeyError, MemoryError, OverflowError) as error:
         raise CliError(f"{file} is damaged or truncated: download it again. ({error})") from error
 

@@ -11,8 +11,9 @@ Progress = Callable[[str, int, int], None]
 
 
 def prepare_model(location: str | None, progress: Progress) -> Checkpoint:
-    """The checkpoint at `location`, downloaded if it is a Hugging Face id; None means the demo model, which is
-    made on first use. Raises CliError.
+    """The checkpoint at `location`, downloaded if it is a Hugging Face id. Raises CliError.
+
+    None means the demo model, which is made on first use.
     """
     try:
         if location is None:

@@ -43,7 +43,9 @@ class UpOptions:
 def check_port(host: str, port: int) -> None:
     """Raises CliError if the gateway could not listen there."""
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         socket.create_server(address[:2], family=family).close()
     except OSError as error:
         raise CliError(

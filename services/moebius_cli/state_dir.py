@@ -1,10 +1,10 @@
 """The state directory: where `moebius up` leaves what `moebius status` and `moebius chat` need to find it.
 
-    lock              held by `moebius up` as long as it lives
-    up.json           who runs what: `UpRecord`
-    stack.json        the workers, for the controller
-    controller.json   what the controller saw and did
-    logs/             a file for each process
+lock              held by `moebius up` as long as it lives
+up.json           who runs what: `UpRecord`
+stack.json        the workers, for the controller
+controller.json   what the controller saw and did
+logs/             a file for each process
 """
 
 import fcntl
@@ -87,7 +87,8 @@ class StateDir:
             lock = (self.path / "lock").open("w")
         except OSError as error:
             raise CliError(
-                f"Cannot use the state directory {self.path} ({error.strerror}): choose another with --state-dir."
+                f"Cannot use the state directory {self.path} ({error.strerror}): "
+                "choose another with --state-dir."
             ) from error
         with lock:
             try:
@@ -98,13 +99,18 @@ class StateDir:
 
     def clean(self) -> None:
         """Removes what an earlier stack left; its logs too, so that they tell of this one only."""
-        for file in (self.path / "up.json", self.stack_file, self.controller_file, *self.log("x").parent.glob("*")):
+        for file in (
+            self.path / "up.json",
+            self.stack_file,
+            self.controller_file,
+            *self.log("x").parent.glob("*"),
+        ):
             file.unlink(missing_ok=True)
 
     def _already(self) -> str:
         record = self.running()
         where = f"at {record.url}" if record else "and still starting or stopping"
         return (
-            f"The stack is already running {where}. Use it (moebius chat), stop it with Ctrl-C where it runs, "
-            "or start another with --state-dir and --port."
+            f"The stack is already running {where}. Use it (moebius chat), stop it with Ctrl-C "
+            "where it runs, or start another with --state-dir and --port."
         )

@@ -58,17 +58,13 @@ class InjectedFault(BaseModel):
 
 
 class WorkerSettings(BaseSettings):
-    """Serves one model on one device over gRPC, and restarts its engine process when that dies or hangs.
-
-    Every flag can be given as an environment variable (--max-running as MOEBIUS_WORKER_MAX_RUNNING) or as a
-    line of the TOML file that --config names (max_running = 32); flags win over environment, environment
-    over file.
-    """
+    """Serves one model on one device over gRPC, and restarts its engine process when that dies or hangs."""
 
     model_config = SettingsConfigDict(
         env_prefix="MOEBIUS_WORKER_",
         extra="forbid",
         frozen=True,
+        cli_prog_name="moebius-worker",
         cli_kebab_case=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
@@ -88,7 +84,11 @@ class WorkerSettings(BaseSettings):
     metrics_listen: Address | None = Field(
         None, description="host:port of the Prometheus metrics. Left out: no metrics are served."
     )
-    config: Path | None = Field(None, description="A TOML file with settings.")
+    config: Path | None = Field(
+        None,
+        description="A TOML file with settings, such as max_running = 32. Every flag is an environment "
+        "variable too, such as MOEBIUS_WORKER_MAX_RUNNING. Flags win over environment, that over the file.",
+    )
 
     device: str = Field("auto", description="Where the model runs: cpu, cuda, cuda:1. auto: cuda if present.")
     dtype: str = Field(

@@ -31,17 +31,11 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            command = (
-                "-m",
-                "moebius_worker.engine",
-                "--fd",
-                str(theirs.fileno()),
-                settings.model_dump_json(),
-            )
+            arguments = ("--fd", str(theirs.fileno()), settings.model_dump_json())
             try:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *command,
+                    *(sys.executable, "-m", "moebius_worker.engine"),
+                    *arguments,
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                 )

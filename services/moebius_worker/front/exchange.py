@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,6 +22,10 @@ from moebius_worker.metrics import RequestMetrics
 RETRY_AFTER_MS = 1000
 
 log = structlog.get_logger(__name__)
+
+
+# What goes to each gateway.
+_Frames = defaultdict[GatewayStream, worker_pb2.WorkerFrame]
 
 
 @dataclass(slots=True)
@@ -68,9 +73,9 @@ class Exchange:
     # ---- gateways -----------------------------------------------------------------------------------
 
     @contextmanager
-    def attached(self, gateway_id: str) -> Iterator[GatewayStream]:
+    def attached(self) -> Iterator[GatewayStream]:
         """A stream to a gateway. At its end the requests that came on it are cancelled."""
-        stream = GatewayStream(gateway_id)
+        stream = GatewayStream()
         self._streams.add(stream)
         try:
             yield stream
@@ -134,22 +139,26 @@ class Exchange:
         self._link = _Link(send, model, capacity)
 
     def disconnect(self, end: End) -> None:
-        """The engine is dead, or as good as dead: its requests fail at once."""
+        """The engine is dead, or as good as dead: its requests fail at once, with the status that it left."""
         self._link = None
-        self._fail(
-            self._routes,
-            lambda handle: worker_pb2.Error(
-                reason=end.reason, message=end.message, retryable=True, in_step=handle in self._in_step
-            ),
-        )
+        frames = _new_frames()
+        for handle in list(self._routes):
+            accused = handle in self._in_step
+            error = worker_pb2.Error(reason=end.reason, message=end.message, retryable=True, in_step=accused)
+            self._fail(handle, error, frames)
         self._in_step = frozenset()
+        status = self.state.status()
+        for frame in frames.values():
+            # In the same frame, so that no gateway tries this worker again before it knows.
+            frame.status.CopyFrom(status)
+        _put(frames)
 
     def give_up(self, message: str) -> None:
         """The worker is about to end: what still runs had better go on elsewhere."""
-        self._fail(
-            self._routes,
-            lambda _: _later(worker_pb2.REASON_DRAINING, message),
-        )
+        frames = _new_frames()
+        for handle in list(self._routes):
+            self._fail(handle, _later(worker_pb2.REASON_DRAINING, message), frames)
+        _put(frames)
 
     def step_begins(self, begin: engine_pb2.StepBegin) -> None:
         self._in_step = frozenset(begin.handles)
@@ -157,18 +166,15 @@ class Exchange:
     def step_ended(self, end: engine_pb2.StepEnd) -> None:
         """Hands what the step brought to the gateways: a frame for each that has a part in it."""
         now = time.monotonic()
-        frames: dict[GatewayStream, worker_pb2.WorkerFrame] = {}
+        frames = _new_frames()
+        # Those that are not here were cancelled while the step was under way.
         for delta in end.deltas:
-            route = self._routes.get(delta.handle)
-            if route is None:
-                # Cancelled while the step was under way.
-                continue
-            frame = frames.setdefault(route.stream, worker_pb2.WorkerFrame())
-            self._deliver(route, delta, frame, now)
-        for stream, frame in frames.items():
-            stream.put(frame)
-        errors = {failure.handle: failure.error for failure in end.failures if failure.handle in self._routes}
-        self._fail(errors, errors.__getitem__)
+            if delta.handle in self._routes:
+                self._deliver(delta, frames, now)
+        for failure in end.failures:
+            if failure.handle in self._routes:
+                self._fail(failure.handle, failure.error, frames)
+        _put(frames)
 
     # ---- inside -------------------------------------------------------------------------------------
 
@@ -187,37 +193,29 @@ class Exchange:
             return _later(worker_pb2.REASON_OVERLOADED, f"{len(self._routes)} requests are here already")
         return None
 
-    def _deliver(
-        self, route: _Route, delta: worker_pb2.Delta, frame: worker_pb2.WorkerFrame, now: float
-    ) -> None:
+    def _deliver(self, delta: worker_pb2.Delta, frames: _Frames, now: float) -> None:
         assert self._link is not None
-        model = self._link.model.id
-        engine_handle = delta.handle
+        model, engine_handle = self._link.model.id, delta.handle
+        route = self._routes[engine_handle]
         route.tokens_sent += len(delta.token_ids)
         since = route.submitted if route.last_token is None else route.last_token
         self.metrics.tokens(model, now - since, first=route.last_token is None)
         route.last_token = now
         delta.handle = route.handle
-        frame.deltas.append(delta)
+        frames[route.stream].deltas.append(delta)
         if delta.finish_reason:
             self.metrics.finished(model, now - route.submitted, delta.finish_reason)
             self._forget(engine_handle)
 
-    def _fail(self, handles: Iterable[int], error_of: Callable[[int], worker_pb2.Error]) -> None:
-        frames: dict[GatewayStream, worker_pb2.WorkerFrame] = {}
-        for handle in list(handles):
-            route = self._routes[handle]
-            error = error_of(handle)
-            error.tokens_sent = route.tokens_sent
-            log.warning(
-                "request failed", request_id=route.request_id, message=error.message, in_step=error.in_step
-            )
-            self.metrics.failed(error.reason)
-            frame = frames.setdefault(route.stream, worker_pb2.WorkerFrame())
-            frame.failures.add(handle=route.handle, error=error)
-            self._forget(handle)
-        for stream, frame in frames.items():
-            stream.put(frame)
+    def _fail(self, engine_handle: int, error: worker_pb2.Error, frames: _Frames) -> None:
+        route = self._routes[engine_handle]
+        error.tokens_sent = route.tokens_sent
+        log.warning(
+            "request failed", request_id=route.request_id, message=error.message, in_step=error.in_step
+        )
+        self.metrics.failed(error.reason)
+        frames[route.stream].failures.add(handle=route.handle, error=error)
+        self._forget(engine_handle)
 
     def _forget(self, engine_handle: int) -> None:
         route = self._routes.pop(engine_handle)
@@ -228,3 +226,12 @@ class Exchange:
 
 def _later(reason: worker_pb2.Reason, message: str) -> worker_pb2.Error:
     return worker_pb2.Error(reason=reason, message=message, retryable=True, retry_after_ms=RETRY_AFTER_MS)
+
+
+def _new_frames() -> _Frames:
+    return defaultdict(worker_pb2.WorkerFrame)
+
+
+def _put(frames: _Frames) -> None:
+    for stream, frame in frames.items():
+        stream.put(frame)

@@ -91,7 +91,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if first is None or first.WhichOneof("frame") != "hello":
             raise _ProtocolError("the first frame must be hello")
         with (
-            self._exchange.attached(first.hello.gateway_id) as stream,
+            self._exchange.attached() as stream,
             structlog.contextvars.bound_contextvars(gateway=first.hello.gateway_id),
         ):
             log.info("gateway attached", peer=context.peer())

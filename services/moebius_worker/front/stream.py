@@ -17,8 +17,7 @@ class LaggingGatewayError(Exception):
 class GatewayStream:
     """Frames are put without waiting; a gateway that lags too far behind loses its stream."""
 
-    def __init__(self, gateway_id: str, max_lag: int = MAX_LAG_FRAMES) -> None:
-        self.gateway_id = gateway_id
+    def __init__(self, max_lag: int = MAX_LAG_FRAMES) -> None:
         # The gateway's handles of live requests, and the engine's.
         self.handles: dict[int, int] = {}
         self._frames: asyncio.Queue[pb.WorkerFrame] = asyncio.Queue(max_lag)
@@ -40,6 +39,4 @@ class GatewayStream:
     async def watch_lag(self) -> Never:
         """Raises LaggingGatewayError when the gateway has lagged too far behind."""
         await self._overrun.wait()
-        raise LaggingGatewayError(
-            f"the gateway does not keep up with reading: {self._frames.maxsize} frames behind"
-        )
+        raise LaggingGatewayError(f"the gateway is {self._frames.maxsize} frames behind with reading")

@@ -95,8 +95,8 @@ class Supervisor:
         return end, ready_for
 
     async def _bury(self, end: End) -> None:
-        self._exchange.disconnect(end)
         self._state.engine_ended(end.reason, end.message, permanent=end.permanent)
+        self._exchange.disconnect(end)
         await self._changed()
 
     async def _attend(self, life: _Life) -> End:
@@ -162,6 +162,8 @@ class Supervisor:
 
     async def _engine_ready(self, ready: engine_pb2.EngineReady, life: _Life) -> None:
         model, files = await asyncio.to_thread(read_served_model, self._settings, ready.model)
+        # What the engine said meanwhile has not been read.
+        self._state.silence = 0.0
         self._state.engine_ready(model, files, ready.stats)
         settings = self._settings
         self._exchange.connect(life.engine.send, model, settings.max_running + settings.max_waiting)

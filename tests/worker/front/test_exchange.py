@@ -33,8 +33,8 @@ class Bench:
     def connect(self, capacity: int = 4) -> None:
         self.exchange.connect(self.sent.append, MODEL, capacity)
 
-    def stream(self, name: str = "a") -> GatewayStream:
-        return self.stack.enter_context(self.exchange.attached(name))
+    def stream(self) -> GatewayStream:
+        return self.stack.enter_context(self.exchange.attached())
 
     def step(self, *deltas: pb.Delta, failures: tuple[pb.Failure, ...] = ()) -> None:
         self.exchange.step_ended(engine_pb2.StepEnd(deltas=deltas, failures=failures))
@@ -62,7 +62,7 @@ async def received(stream: GatewayStream) -> pb.WorkerFrame:
 
 
 async def test_equal_handles_of_two_gateways_are_kept_apart(bench: Bench) -> None:
-    a, b = bench.stream("a"), bench.stream("b")
+    a, b = bench.stream(), bench.stream()
     bench.exchange.submit(a, submit(7))
     bench.exchange.submit(b, submit(7))
     first, second = bench.submitted
@@ -73,7 +73,7 @@ async def test_equal_handles_of_two_gateways_are_kept_apart(bench: Bench) -> Non
 
 
 async def test_one_frame_a_step_and_gateway(bench: Bench) -> None:
-    a, b = bench.stream("a"), bench.stream("b")
+    a, b = bench.stream(), bench.stream()
     for handle in (1, 2, 3):
         bench.exchange.submit(a, submit(handle))
     bench.step(*(pb.Delta(handle=handle, token_ids=[9]) for handle in bench.submitted))
@@ -95,9 +95,9 @@ async def test_a_finished_handle_is_free_and_the_exchange_idle(bench: Bench) -> 
 
 
 async def test_a_stream_that_ends_cancels_its_requests_alone(bench: Bench) -> None:
-    other = bench.stream("other")
+    other = bench.stream()
     bench.exchange.submit(other, submit(1))
-    with bench.exchange.attached("short") as stream:
+    with bench.exchange.attached() as stream:
         bench.exchange.submit(stream, submit(1))
         bench.exchange.submit(stream, submit(2))
     assert bench.cancelled == bench.submitted[1:]
@@ -143,8 +143,11 @@ async def test_death_fails_all_and_accuses_those_in_the_step(bench: Bench) -> No
     bench.exchange.step_begins(engine_pb2.StepBegin(handles=[first]))
     bench.step(pb.Delta(handle=first, token_ids=[8]))
     await received(stream)
+    bench.state.engine_ended(pb.REASON_ENGINE_STALLED, "silent", permanent=False)
     bench.exchange.disconnect(End(pb.REASON_ENGINE_STALLED, "silent"))
-    failures = {failure.handle: failure.error for failure in (await received(stream)).failures}
+    frame = await received(stream)
+    assert frame.status.state == pb.STATE_RESTARTING, "no gateway tries again before it knows"
+    failures = {failure.handle: failure.error for failure in frame.failures}
     assert {handle: error.in_step for handle, error in failures.items()} == {1: True, 2: False}
     assert [failures[1].tokens_sent, failures[2].tokens_sent] == [3, 0]
     assert all(error.retryable and error.reason == pb.REASON_ENGINE_STALLED for error in failures.values())
@@ -178,7 +181,7 @@ async def test_more_than_fits_is_refused_at_the_door(bench: Bench) -> None:
 
 
 async def test_a_gateway_that_lags_loses_its_stream_and_no_other() -> None:
-    stream = GatewayStream("slow", max_lag=3)
+    stream = GatewayStream(max_lag=3)
     for step in range(5):
         stream.put(pb.WorkerFrame(status=pb.Status(step=step)))
     with pytest.raises(LaggingGatewayError):

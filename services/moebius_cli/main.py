@@ -1,0 +1,17 @@
+"""The `moebius` command: what a person types."""
+
+import typer
+
+from moebius_cli.chat import chat
+from moebius_cli.status import status
+from moebius_cli.up import up
+from moebius_cli.upcycle import upcycle
+
+app = typer.Typer(
+    help="Serve Mixture-of-Experts language models behind an API that never stops.\n\nStart with: moebius up",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (up, status, chat, upcycle):
+    app.command()(command)
