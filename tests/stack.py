@@ -1,7 +1,6 @@
 """The whole stack as a user starts it: `moebius up` as a child process."""
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from moebius_cli.state_dir import StateDir
+from moebius_cli.view import StackView, view_stack
 
 MOEBIUS = Path(sys.executable).with_name("moebius")
 START_TIMEOUT = 90.0
@@ -33,14 +35,9 @@ class Stack:
     state_dir: Path
     log: Path
 
-    async def status(self) -> dict[str, Any]:
-        """What `moebius status --json` prints."""
-        child = await asyncio.create_subprocess_exec(
-            MOEBIUS, "status", "--json", "--state-dir", self.state_dir, stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await child.communicate()
-        assert child.returncode == 0, out
-        return dict(json.loads(out))
+    async def view(self) -> StackView:
+        """What `moebius status` shows."""
+        return await view_stack(StateDir(self.state_dir))
 
     def client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=200)
@@ -85,6 +82,7 @@ async def stack(
             MOEBIUS,
             "up",
             *("--model", model, "--workers", str(workers), "--port", str(port), "--state-dir", state_dir),
+            *("--question", ""),
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
             env=os.environ | (env or {}),

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 import sys
+import tomllib
 from collections.abc import Iterator
 
 import structlog
@@ -36,6 +37,8 @@ def main() -> None:
     except ValidationError as error:
         faults = [f"  {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         sys.exit("\n".join(["moebius-gateway: these settings are wrong:", *faults]))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        sys.exit(f"moebius-gateway: the settings file cannot be read: {error}")
     try:
         listener = _listen(*settings.address)
     except OSError as error:

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,10 +12,10 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 ENV_PREFIX = "MOEBIUS_GATEWAY_"
@@ -100,13 +101,19 @@ class GatewaySettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         file = os.environ.get(f"{ENV_PREFIX}CONFIG")
         sources = (init_settings, env_settings)
-        return (*sources, TomlConfigSettingsSource(settings_cls, Path(file))) if file else sources
+        # Read here, since pydantic's own source takes a missing file for an empty one.
+        return (
+            (*sources, InitSettingsSource(settings_cls, tomllib.loads(Path(file).read_text())))
+            if file
+            else sources
+        )
 
 
 def load_settings(arguments: Sequence[str] | None = None) -> GatewaySettings:
     """From the command line (`arguments`, by default the process's own), environment and file.
 
-    Raises `pydantic.ValidationError`; --help and unknown flags end the process.
+    Raises `pydantic.ValidationError`, or `OSError` or `tomllib.TOMLDecodeError` for the file; --help and unknown
+    flags end the process.
     """
     flags: CliSettingsSource[Any] = CliSettingsSource(
         GatewaySettings,

@@ -55,8 +55,8 @@ async def felt_death(running: Stack, client: httpx.AsyncClient, model: str, vict
     async def kill() -> None:
         nonlocal killed
         await until(lambda: len(arrived) >= 20, 60, "twenty tokens")
-        workers = (await running.status())["workers"]
-        pid = max(workers, key=lambda worker: worker["running"])[victim]
+        worker = max((await running.view()).workers, key=lambda worker: worker.running)
+        pid = getattr(worker, victim)
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
 
@@ -72,7 +72,7 @@ async def felt_death(running: Stack, client: httpx.AsyncClient, model: str, vict
 
 
 async def _ready(running: Stack) -> bool:
-    return all(worker["state"] == "READY" for worker in (await running.status())["workers"])
+    return all(worker.state == "READY" for worker in (await running.view()).workers)
 
 
 async def main() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import tempfile
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +14,14 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
+from prometheus_client import CollectorRegistry
+
 from moebius_gateway.api.lifecycle import Lifecycle
 from moebius_gateway.app import build_app
 from moebius_gateway.settings import GatewaySettings
 from moebius_gateway.text.model import TextModel
 from moebius_gateway.types import FinishReason, Generation, ModelInfo, TokenLogprobs, Tokens
 from moebius_gateway.workers.view import WorkerState, WorkerView
-from prometheus_client import CollectorRegistry
-
 from tests.tiny import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
 
 # A step of a script: tokens are yielded, an event is awaited, an error is raised.
@@ -54,7 +55,7 @@ class ScriptedBackend:
         self.generations.clear()
 
     def say(self, text: str, *, piece: int = 1, finish: FinishReason = FinishReason.STOP) -> list[Step]:
-        """`text` as tokens, byte by byte so that characters are cut, `piece` tokens at a time; then the end."""
+        """`text` as tokens, a byte each so that characters are cut, `piece` at a time; then the end."""
         spelling = self.text.token_bytes.spelling
         by_byte = {spelling(i): i for i in reversed(range(VOCAB_SIZE))}
         ids = [by_byte[bytes([byte])] for byte in text.encode()]
@@ -176,9 +177,10 @@ async def running_gateway(backend: ScriptedBackend, **settings: Any) -> AsyncIte
 
 
 async def until(condition: Callable[[], Any], timeout: float = 10) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.005)
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.005)
 
 
 def events(body: str) -> list[str]:

@@ -4,10 +4,12 @@ import asyncio
 import time
 from typing import Any
 
+import httpx
 import orjson
 import pytest
-from moebius_gateway.types import FinishReason, GenerationError, Reason, Tokens
+import structlog
 
+from moebius_gateway.types import FinishReason, GenerationError, Reason, Tokens
 from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, events, running_gateway, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -69,17 +71,24 @@ async def test_an_error_after_it_is_the_last_event(gateway: Gateway) -> None:
 
 async def test_a_bug_is_an_internal_error_before_and_in_a_stream(gateway: Gateway) -> None:
     bug = ZeroDivisionError("secret")
-    async with gateway.client() as client:
-        gateway.backend.script = lambda _: [bug]
-        plain = await client.post("/v1/chat/completions", json=CHAT | {"stream": False})
-        early = await client.post("/v1/chat/completions", json=CHAT)
-        gateway.backend.script = lambda _: [*gateway.backend.say("ab")[:1], bug]
-        late = await client.post("/v1/chat/completions", json=CHAT)
+    with structlog.testing.capture_logs() as logs:
+        plain, early, late = await _meet(gateway, bug)
+    assert sum("exc_info" in line for line in logs) == 3
     assert (plain.status_code, early.status_code, late.status_code) == (500, 500, 200)
     errors = [plain.json(), early.json(), orjson.loads(events(late.text)[-1])]
     assert [error["error"]["code"] for error in errors] == ["internal_error"] * 3
     assert "secret" not in str(errors)
     assert all("x-request-id" in response.headers for response in (plain, early, late))
+
+
+async def _meet(gateway: Gateway, bug: Exception) -> tuple[httpx.Response, ...]:
+    """Without stream, before a stream's first token, and after it."""
+    async with gateway.client() as client:
+        gateway.backend.script = lambda _: [bug]
+        plain = await client.post("/v1/chat/completions", json=CHAT | {"stream": False})
+        early = await client.post("/v1/chat/completions", json=CHAT)
+        gateway.backend.script = lambda _: [*gateway.backend.say("ab")[:1], bug]
+        return plain, early, await client.post("/v1/chat/completions", json=CHAT)
 
 
 async def test_silence_is_filled_with_comments(gateway: Gateway) -> None:
@@ -145,8 +154,8 @@ async def test_a_client_that_leaves_ends_its_generation(gateway: Gateway, stream
     disconnects = gateway.metric("moebius_gateway_client_disconnects_total")
     reader, writer = await asyncio.open_connection(*gateway.address)
     body = orjson.dumps(CHAT | {"stream": stream, "n": 2})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    writer.write(head.encode() + b"\r\n\r\n" + body)
+    head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n" + head.encode() + body)
     await until(lambda: gateway.backend.running == 2)
     if stream and said:
         await reader.readuntil(b"data: ")

@@ -1,5 +1,6 @@
 """Whatever the tokens and wherever they are cut, joined deltas are the whole text, in whole characters."""
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
 from moebius_gateway.text.detokenizer import Detokenizer
 from moebius_gateway.text.errors import TextError
 from moebius_gateway.text.token_bytes import TokenBytes
-from tokenizers import AddedToken, Tokenizer, decoders, models
-
 from tests.tiny import write_tokenizer
 
 TEXTS = [
@@ -67,7 +68,7 @@ def tokenizations(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
     for _ in range(20):
         ids = []
         cuts = sorted({0, len(data), *(draw.randrange(len(data)) for _ in range(4))})
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in itertools.pairwise(cuts):
             try:
                 ids += tokenizer.encode(data[start:end].decode(), add_special_tokens=False).ids
             except UnicodeDecodeError:

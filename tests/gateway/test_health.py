@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+
 from moebius_gateway.text.errors import TextError
 from moebius_gateway.text.registry import TextModels
-
 from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, tokenizer_files, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -1,18 +1,20 @@
 """What the HTTP side counts, and under which labels."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from moebius_gateway.types import Tokens
+import pytest_asyncio
 
+from moebius_gateway.types import Tokens
 from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 PLAIN: dict[str, Any] = {"model": MODEL.id, "prompt": [5, 6, 7]}
 
 
-@pytest.fixture
-async def fresh() -> Any:
+@pytest_asyncio.fixture(loop_scope="session")
+async def fresh() -> AsyncIterator[Gateway]:
     async with running_gateway(ScriptedBackend()) as gateway:
         yield gateway
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+
 from moebius_gateway.text.assembler import TextAssembler, TextDelta
 from moebius_gateway.text.token_bytes import TokenBytes
 from moebius_gateway.types import FinishReason, TokenLogprobs, Tokens
-from tokenizers import Tokenizer
-
 from tests.tiny import EOS_TOKEN_ID, write_tokenizer
 
 
@@ -59,16 +59,28 @@ def test_a_partial_stop_string_is_delivered_at_the_end(token_bytes: TokenBytes) 
 
 def test_the_stop_token_is_counted_but_not_part_of_the_text(token_bytes: TokenBytes) -> None:
     [x] = ids_of(token_bytes, "x")
-    assembler = TextAssembler(token_bytes)
-    deltas = feed(assembler, [x, x], FinishReason.STOP, logprobs=True)
+    [y] = ids_of(token_bytes, "y")
+    assembler = TextAssembler(token_bytes, stop_token_ids=[y])
+    deltas = feed(assembler, [x, y], FinishReason.STOP, logprobs=True)
     assert "".join(delta.text for delta in deltas) == "x"
     assert [len(delta.logprobs) for delta in deltas] == [1, 0]
     assert assembler.generated_tokens == 2
 
 
+def test_a_finish_reason_that_comes_alone_changes_nothing(token_bytes: TokenBytes) -> None:
+    """The worker died between its last token and the word that this was the last."""
+    [x, y] = ids_of(token_bytes, "xy")
+    assembler = TextAssembler(token_bytes, stop_token_ids=[y])
+    deltas = feed(assembler, [x, y])
+    deltas.append(assembler.push(Tokens((), finish_reason=FinishReason.STOP)))
+    assert "".join(delta.text for delta in deltas) == "x"
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert assembler.generated_tokens == 2
+
+
 def test_half_a_character_is_flushed_before_the_end(token_bytes: TokenBytes) -> None:
     ids = [*ids_of(token_bytes, "🙂")[:3], EOS_TOKEN_ID]
-    deltas = feed(TextAssembler(token_bytes), ids, FinishReason.STOP)
+    deltas = feed(TextAssembler(token_bytes, stop_token_ids=[EOS_TOKEN_ID]), ids, FinishReason.STOP)
     assert [delta.text for delta in deltas] == ["", "", "", "\ufffd"]
 
 

@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, processors
+
 from moebius_gateway.text.errors import PromptError, TextError
 from moebius_gateway.text.model import INLINE_CHARACTERS, SamplingDefaults, TextModel
 from moebius_gateway.text.template import ChatTemplate
-from tokenizers import Tokenizer, processors
-
 from tests.tiny import write_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -55,7 +55,7 @@ def test_renders_as_transformers_does(tmp_path: Path) -> None:
 
 
 def test_what_a_template_raises_is_what_the_client_is_told() -> None:
-    with pytest.raises(PromptError, match="^roles must alternate$"):
+    with pytest.raises(PromptError, match=r"^roles must alternate$"):
         render("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(PromptError, match="cannot render these messages"):
         render("{{ messages[0].content + 1 }}")
@@ -68,7 +68,7 @@ def test_a_template_can_harm_nothing() -> None:
         render("{{ messages.__class__.__base__.__subclasses__() }}")
     with pytest.raises(PromptError, match="unsafe"):
         render("{{ messages.append(1) }}")
-    with pytest.raises(PromptError, match="[Rr]ange too big"):
+    with pytest.raises(PromptError, match=r"[Rr]ange too big"):
         render("{% for i in range(10**9) %}{% endfor %}")
 
 

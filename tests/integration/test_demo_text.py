@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.checkpoint.tokenizer import tokenizer_files
+from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.types import Slice
 from moebius_worker.upcycle import upcycle
 

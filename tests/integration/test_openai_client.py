@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from tests.stack import Stack
+from tests.stack import Stack, until
 from tests.tiny import VOCAB_SIZE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -117,8 +117,6 @@ async def test_bad_parameters_are_refused_by_name(client: openai.AsyncOpenAI) ->
 
 
 async def test_a_client_that_leaves_frees_its_slot(tiny_stack: Stack, client: openai.AsyncOpenAI) -> None:
-    from tests.stack import until
-
     stream = await client.completions.create(
         model="tiny-mixtral",
         prompt="Once",
@@ -133,9 +131,7 @@ async def test_a_client_that_leaves_frees_its_slot(tiny_stack: Stack, client: op
     await stream.close()
 
     async def idle() -> bool:
-        workers = (await tiny_stack.status())["workers"]
-        return sum(worker["running"] for worker in workers) == 0
+        return sum(worker.running for worker in (await tiny_stack.view()).workers) == 0
 
-    # `moebius status` itself takes most of this; the slot is free within one.
-    await until(idle, 5, "the worker has nothing running")
+    await until(idle, 1, "the worker has nothing running")
     assert await tiny_stack.metric("moebius_gateway_requests_in_flight") == 0

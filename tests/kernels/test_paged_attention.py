@@ -10,7 +10,6 @@ from moebius_kernels.attention_plan import Span, plan_attention
 from moebius_kernels.paged_attention import paged_attention, write_kv
 
 HEAD_DIM = 32
-CPU = torch.device("cpu")
 
 
 class World:
@@ -31,7 +30,13 @@ class World:
 
     def request(self, length):
         pages = [self.free.pop() for _ in range(-(-length // self.page_size))]
-        return pages, self.random(length, self.kv_heads, HEAD_DIM), self.random(length, self.kv_heads, HEAD_DIM)
+        shape = (length, self.kv_heads, HEAD_DIM)
+        return pages, self.random(*shape), self.random(*shape)
+
+    def plan(self, spans, window=None):
+        return plan_attention(
+            spans, page_size=self.page_size, window=window, dtype=self.dtype, device=torch.device("cpu")
+        )
 
     def check(self, pieces, window=None, tolerance=1e-5):
         """`pieces`: (start, length) of one request each; what is before the start is already in the pages."""
@@ -39,9 +44,7 @@ class World:
         for start, length in pieces:
             pages, k, v = self.request(start + length)
             if start:
-                past = plan_attention(
-                    [Span(0, start, pages)], page_size=self.page_size, window=window, dtype=self.dtype, device=CPU
-                )
+                past = self.plan([Span(0, start, pages)])
                 write_kv(k[:start], v[:start], self.k_pages, self.v_pages, past)
             q = self.random(length, self.heads, HEAD_DIM)
             spans.append(Span(start, length, pages))
@@ -49,7 +52,7 @@ class World:
             new_k.append(k[start:])
             new_v.append(v[start:])
             expected.append(naive_attention(q, k, v, start, window))
-        plan = plan_attention(spans, page_size=self.page_size, window=window, dtype=self.dtype, device=CPU)
+        plan = self.plan(spans, window)
         write_kv(torch.cat(new_k), torch.cat(new_v), self.k_pages, self.v_pages, plan)
         got = paged_attention(torch.cat(queries), self.k_pages, self.v_pages, plan)
         torch.testing.assert_close(got.double(), torch.cat(expected), atol=tolerance, rtol=tolerance)
@@ -124,9 +127,7 @@ def test_bf16():
 
 def test_a_faulty_request_leaves_nothing_that_infects_others():
     world = World(4, 2, 8)
-    plan = plan_attention(
-        [Span(0, 8, [world.free[-1]])], page_size=8, window=None, dtype=torch.float32, device=CPU
-    )
+    plan = world.plan([Span(0, 8, [world.free[-1]])])
     broken = torch.full((8, 2, HEAD_DIM), float("nan"))
     write_kv(broken, broken, world.k_pages, world.v_pages, plan)
     # The next request gets that page and fills two of its places; the longer one beside it causes padding.

@@ -92,7 +92,9 @@ def make_choices(
                 sampling=_sampling(parameters, text.defaults, (seed + i * SEED_STRIDE) % SEEDS, logprobs),
                 deadline=deadline,
             )
-            assembler = TextAssembler(text.token_bytes, parameters.stop, parameters.min_tokens)
+            assembler = TextAssembler(
+                text.token_bytes, parameters.stop, generation.stop_token_ids, parameters.min_tokens
+            )
             choices.append(Choice(len(choices), generation, assembler, first_of_prompt=i == 0))
     return choices
 

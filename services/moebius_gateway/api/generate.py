@@ -36,7 +36,8 @@ async def _generate_one(
     with metrics.generation(choice.generation.model, arrived) as clock:
         async with aclosing(backend.stream(choice.generation)) as stream:
             async for tokens in stream:
-                clock.tokens(len(tokens.token_ids))
+                if tokens.token_ids:
+                    clock.tokens(len(tokens.token_ids))
                 choice.cached_tokens = max(choice.cached_tokens, tokens.cached_tokens)
                 delta = choice.text.push(tokens)
                 if delta.text or delta.logprobs or delta.finish_reason:

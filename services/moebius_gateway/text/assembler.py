@@ -1,7 +1,7 @@
 """From the tokens of a generation to the text that a client gets."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from moebius_gateway.text.detokenizer import Detokenizer
@@ -36,9 +36,16 @@ class TextAssembler:
     text lies after a stop string, are not. Stop strings are not looked for in the first `min_tokens` tokens.
     """
 
-    def __init__(self, token_bytes: TokenBytes, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        stops: Sequence[str] = (),
+        stop_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
         self._detokenizer = Detokenizer(token_bytes)
         self._stop = StopMatcher(stops)
+        self._stop_token_ids = frozenset(stop_token_ids)
         self._min_tokens = min_tokens
         self._decoded = 0
         self._delivered = 0
@@ -48,10 +55,9 @@ class TextAssembler:
     def push(self, tokens: Tokens) -> TextDelta:
         """Takes the next tokens. After a delta with a finish reason the generation is of no further use."""
         parts: list[str] = []
-        stop_token_last = tokens.finish_reason is FinishReason.STOP
         for i, token_id in enumerate(tokens.token_ids):
             self.generated_tokens += 1
-            if stop_token_last and i == len(tokens.token_ids) - 1:
+            if token_id in self._stop_token_ids:  # the end, though the finish reason may come later
                 break
             if tokens.logprobs:
                 self._waiting.append(TextLogprobs(token_id, self._decoded, tokens.logprobs[i]))

@@ -61,8 +61,9 @@ def _serve(pipe: Pipe, settings: WorkerSettings) -> int:
     except FrontGoneError:
         raise
     except Exception as error:
-        log.exception("the engine ends")
-        pipe.send(_last_word(error))
+        for_users = isinstance(error, CheckpointError | OutOfMemoryPlan)
+        log.error("the engine ends", message=str(error), exc_info=not for_users)
+        pipe.send(last_word(error))
     return 1
 
 
@@ -119,7 +120,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
     loop.run()
 
 
-def _last_word(error: Exception) -> engine_pb2.EngineFrame:
+def last_word(error: Exception) -> engine_pb2.EngineFrame:
     """Why the engine ends. Permanent is what the next one would find just the same."""
     match error:
         case CheckpointError():

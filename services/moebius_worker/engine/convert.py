@@ -1,8 +1,13 @@
 """Between the messages of the protocol and the plain data of the engine."""
 
+from typing import TYPE_CHECKING
+
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
-from moebius_worker.engine.sampler import Logprobs
 from moebius_worker.engine.types import Finish, Output, Request, SamplingParams
+
+if TYPE_CHECKING:
+    # It imports torch, which takes seconds; what is wrong before that is to be said before that.
+    from moebius_worker.engine.sampler import Logprobs
 
 _FINISH = {
     None: worker_pb2.FINISH_REASON_UNSPECIFIED,
@@ -37,7 +42,7 @@ def request_from(submit: worker_pb2.Submit) -> Request:
     )
 
 
-def delta_from(output: Output, logprobs: Logprobs | None) -> worker_pb2.Delta:
+def delta_from(output: Output, logprobs: "Logprobs | None") -> worker_pb2.Delta:
     """`logprobs`: of the output's one token, when the request asked for them."""
     delta = worker_pb2.Delta(
         handle=output.handle,

@@ -1,5 +1,7 @@
 """The keys and values of all layers, in pages."""
 
+import math
+import mmap
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,7 +32,14 @@ class KvTensors:
         cls, shape: KvShape, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> Self:
         """Zeroed: padding multiplies what nobody wrote by zero, and zero times NaN is no zero."""
-        pages = (num_pages, page_size, shape.num_kv_heads, shape.head_dim)
-        storage = torch.zeros(shape.num_layers, 2, *pages, dtype=dtype, device=device)
+        sizes = (shape.num_layers, 2, num_pages, page_size, shape.num_kv_heads, shape.head_dim)
+        if device.type == "cpu":
+            # Straight from the kernel, which zeroes each page of memory when it is first written: what is
+            # not used yet costs neither time at the start nor memory.
+            nbytes = math.prod(sizes) * dtype.itemsize
+            memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            storage = torch.frombuffer(memory, dtype=dtype).view(sizes)
+        else:
+            storage = torch.zeros(sizes, dtype=dtype, device=device)
         keys, values = storage.unbind(1)
         return cls(keys.unbind(0), values.unbind(0))

@@ -25,7 +25,7 @@ class KvShare:
 
 # A GPU is the worker's own, save what the driver and fragments take; the memory of a host is everybody's.
 GPU_SHARE = KvShare(0.9, None)
-HOST_SHARE = KvShare(0.25, 4 * GIB)
+HOST_SHARE = KvShare(0.25, 2 * GIB)
 
 
 @dataclass(frozen=True, slots=True)

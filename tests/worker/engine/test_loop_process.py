@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 
 from moebius_proto.worker.v1 import engine_pb2
+from moebius_proto.worker.v1 import worker_pb2 as pb
+from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.engine.__main__ import last_word
+from moebius_worker.engine.errors import EngineDownError
+from moebius_worker.engine.memory import OutOfMemoryPlan
 from moebius_worker.framing import FrameReader
 from moebius_worker.settings import WorkerSettings
 from tests.tiny import write_checkpoint
@@ -60,7 +65,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("engine") / "tiny")
 
 
-def test_it_loads_serves_ignores_polite_signals_and_ends_with_its_front(model: Path) -> None:
+def test_it_loads_serves_ignores_polite_signals_and_ends_on_what_it_cannot_understand(model: Path) -> None:
     with engine(model) as running:
         assert running.read_until("loading").loading.phase
         ready = running.read_until("ready").ready
@@ -70,13 +75,6 @@ def test_it_loads_serves_ignores_polite_signals_and_ends_with_its_front(model: P
             running.process.send_signal(number)
         running.read_until("end")
         running.read_until("end")
-        running.front.close()
-    assert running.process.returncode == 0
-
-
-def test_what_cannot_be_understood_ends_it_with_a_word(model: Path) -> None:
-    with engine(model) as running:
-        running.read_until("ready")
         running.front.sendall(b"\x03\x00\x00\x00\xff\xff\xff")
         fatal = running.read_until("fatal").fatal
         assert "cannot be decoded" in fatal.message
@@ -84,9 +82,31 @@ def test_what_cannot_be_understood_ends_it_with_a_word(model: Path) -> None:
     assert running.process.returncode == 1
 
 
-def test_what_the_next_engine_would_find_too_is_permanent(model: Path) -> None:
-    with engine(model, kv_cache_memory="100TiB") as running:
-        fatal = running.read_until("fatal").fatal
-        assert "--kv-cache-memory" in fatal.message
-        assert fatal.permanent
-    assert running.process.returncode == 1
+def test_it_ends_with_its_front_even_while_loading(model: Path) -> None:
+    with engine(model) as running:
+        running.read_until("loading")
+        running.front.close()
+    assert running.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "permanent"),
+    [
+        (CheckpointError("no config.json"), pb.REASON_ENGINE_DEAD, True),
+        (OutOfMemoryPlan("does not fit", permanent=True), pb.REASON_ENGINE_DEAD, True),
+        (OutOfMemoryPlan("does not fit now", permanent=False), pb.REASON_ENGINE_DEAD, False),
+        (EngineDownError(pb.REASON_GPU_FAULT, "Xid 79"), pb.REASON_GPU_FAULT, False),
+        (ImportError("libtorch.so"), pb.REASON_ENGINE_DEAD, False),
+    ],
+)
+def test_only_what_the_next_engine_would_find_too_is_permanent(
+    error: Exception, reason: pb.Reason, permanent: bool
+) -> None:
+    fatal = last_word(error).fatal
+    assert (fatal.reason, fatal.permanent) == (reason, permanent)
+    assert str(error) in fatal.message
+
+
+def test_a_checkpoint_that_is_not_there_is_reported_before_torch_is_imported() -> None:
+    probe = "import sys, moebius_worker.engine.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], timeout=60).returncode == 0

@@ -3,7 +3,15 @@
 import pytest
 
 from moebius_worker.engine.host_memory import Memory, host_memory
-from moebius_worker.engine.memory import GIB, GPU_SHARE, HOST_SHARE, Demand, KvShare, OutOfMemoryPlan, plan_memory
+from moebius_worker.engine.memory import (
+    GIB,
+    GPU_SHARE,
+    HOST_SHARE,
+    Demand,
+    KvShare,
+    OutOfMemoryPlan,
+    plan_memory,
+)
 
 MIB = 1 << 20
 
@@ -28,7 +36,7 @@ def test_the_kv_cache_gets_its_share_of_the_rest():
 
 
 def test_the_share_of_a_host_has_a_limit_and_that_of_a_gpu_has_none():
-    assert plan_memory(demand(), Memory(100 * GIB, 100 * GIB), HOST_SHARE).kv_cache == 4 * GIB
+    assert plan_memory(demand(), Memory(100 * GIB, 100 * GIB), HOST_SHARE).kv_cache == 2 * GIB
     assert plan_memory(demand(), Memory(101 * GIB + GIB // 2, 120 * GIB), GPU_SHARE).kv_cache == 90 * GIB
 
 

@@ -32,7 +32,12 @@ def read(**changes):
     return read_decoder_config(CONFIG | changes, default_theta=10000.0)
 
 
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
 
 
 @pytest.mark.parametrize(

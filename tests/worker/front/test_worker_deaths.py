@@ -92,16 +92,9 @@ async def error_of_submit(gateway: Gateway, request: pb.Submit) -> pb.Error:
     return await error_of(gateway, request.handle)
 
 
-@pytest.mark.parametrize("busy", [True, False])
-async def test_a_stopped_engine_is_stalled(frail: WorkerProcess, gateway: Gateway, busy: bool) -> None:
+async def test_a_stopped_engine_is_stalled_even_when_idle(frail: WorkerProcess, gateway: Gateway) -> None:
     before = await frail.status()
-    if busy:
-        await gateway.submit(long_one(1))
-        await gateway.streaming(1)
     os.kill(before.engine_pid, signal.SIGSTOP)
-    if busy:
-        error = await error_of(gateway, 1)
-        assert (error.reason, error.retryable, error.in_step) == (pb.REASON_ENGINE_STALLED, True, True)
     await until(lambda: gone(before.engine_pid), "its end", STALL_SECONDS + 2)
     after = await frail.ready()
     assert after.last_fault.reason == pb.REASON_ENGINE_STALLED
@@ -109,7 +102,12 @@ async def test_a_stopped_engine_is_stalled(frail: WorkerProcess, gateway: Gatewa
 
 
 async def test_a_step_that_hangs_is_stalled(frail: WorkerProcess, gateway: Gateway) -> None:
-    assert (await error_of_submit(gateway, submit(1, [HANG]))).reason == pb.REASON_ENGINE_STALLED
+    await gateway.submit(long_one(1))
+    await gateway.streaming(1)
+    await gateway.submit(submit(2, [HANG], quarantined=True))
+    suspect, neighbour = await error_of(gateway, 2), await error_of(gateway, 1)
+    assert suspect.reason == neighbour.reason == pb.REASON_ENGINE_STALLED
+    assert (suspect.in_step, neighbour.in_step) == (True, False)
 
 
 async def test_a_step_that_raises_fails_its_batch_and_nothing_else(

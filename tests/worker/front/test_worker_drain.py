@@ -31,31 +31,23 @@ async def test_drain_admits_nothing_and_finishes_what_runs(tiny_mixtral: Path, t
             assert await asyncio.wait_for(process.process.wait(), 5) == 0
 
 
-async def test_a_signal_lets_running_requests_finish(tiny_mixtral: Path, tmp_path: Path) -> None:
-    async with worker(tiny_mixtral, tmp_path / "log") as process:
+async def test_a_signal_lets_requests_finish_and_hands_back_what_does_not(
+    tiny_mixtral: Path, tmp_path: Path
+) -> None:
+    async with worker(tiny_mixtral, tmp_path / "log", "--drain-timeout", "0.5") as process:
         engine_pid = (await process.ready()).engine_pid
         async with attached(process) as gateway:
-            await gateway.submit(submit(1, max_tokens=300))
-            await gateway.streaming(1)
-            process.process.send_signal(signal.SIGTERM)
+            await gateway.submit(submit(1, max_tokens=100), submit(2, max_tokens=2000))
+            await gateway.streaming(1, 90)
+            process.process.terminate()
             await until(lambda: gateway.statuses[-1].state == pb.STATE_DRAINING, "the push", 1)
             assert (await gateway.ended(1)).finish_reason == pb.FINISH_REASON_LENGTH
-            assert await asyncio.wait_for(process.process.wait(), 5) == 0
-            assert gone(engine_pid)
-
-
-async def test_what_does_not_finish_in_time_is_handed_back(tiny_mixtral: Path, tmp_path: Path) -> None:
-    async with worker(tiny_mixtral, tmp_path / "log", "--drain-timeout", "0.2") as process:
-        await process.ready()
-        async with attached(process) as gateway:
-            await gateway.submit(submit(1, max_tokens=2000))
-            await gateway.streaming(1)
-            process.process.terminate()
-            error = (await gateway.ended(1)).error
+            error = (await gateway.ended(2)).error
             assert error is not None
             assert (error.reason, error.retryable, error.in_step) == (pb.REASON_DRAINING, True, False)
-            assert error.tokens_sent == len(gateway.answer(1).token_ids)
+            assert error.tokens_sent == len(gateway.answer(2).token_ids)
             assert await asyncio.wait_for(process.process.wait(), 5) == 0
+            assert gone(engine_pid)
 
 
 async def test_a_second_signal_ends_it_at_once(tiny_mixtral: Path, tmp_path: Path) -> None:

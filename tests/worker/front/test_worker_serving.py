@@ -216,7 +216,7 @@ async def test_pings_do_not_end_a_quiet_connection(served: WorkerProcess) -> Non
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(TimeoutError):
             # Nothing comes, and above all no end of the stream.
-            await asyncio.wait_for(watch.read(), 4)
+            await asyncio.wait_for(watch.read(), 3)
 
 
 async def test_metrics_tell_what_the_status_tells(served: WorkerProcess, gateway: Gateway) -> None:

@@ -18,7 +18,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "clip_qkv": (),
     "embedding_multiplier": (1, 1.0),
     "final_logit_softcapping": (),
-    "layer_types": (),
     "logit_scale": (1, 1.0),
     "logits_scaling": (1, 1.0),
     "no_rope_layers": ([],),
@@ -27,7 +26,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "rope_interleaved": (False,),
     "use_qk_norm": (False,),
 }
-_SAME_IN_ALL_LAYERS = {"full_attention"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,10 @@ def require(config: Mapping[str, Any], key: str, kind: type[int] | type[float] =
 def read_decoder_config(config: Mapping[str, Any], *, default_theta: float) -> DecoderConfig:
     """Reads config.json's keys. Raises CheckpointError naming a key that is missing or not implemented."""
     for key, neutral in _REFUSED.items():
-        value = config.get(key)
-        if key == "layer_types" and value is not None and set(value) <= _SAME_IN_ALL_LAYERS:
-            continue
-        if value is not None and value not in neutral:
+        if (value := config.get(key)) is not None and value not in neutral:
             raise CheckpointError(f"The config says {key} = {value!r}, which is not implemented.")
+    if others := set(config.get("layer_types") or ()) - {"full_attention"}:
+        raise CheckpointError(f"The config says layer_types = {sorted(others)}, which are not implemented.")
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise CheckpointError(f"The config says hidden_act = {activation!r}; only 'silu' is implemented.")
@@ -78,7 +75,11 @@ def read_decoder_config(config: Mapping[str, Any], *, default_theta: float) -> D
             f"num_attention_heads = {num_heads} is no multiple of num_key_value_heads = {num_kv_heads}."
         )
     head_dim = config.get("head_dim") or hidden_size // num_heads
-    max_position_embeddings = require(config, "max_position_embeddings")
+    if head_dim % 2:
+        raise CheckpointError(f"head_dim = {head_dim} is odd; rotary positions turn pairs.")
+    window = config.get("sliding_window")
+    if window is not None and window < 1:
+        raise CheckpointError(f"The config says sliding_window = {window}; null means that there is none.")
     return DecoderConfig(
         vocab_size=require(config, "vocab_size"),
         hidden_size=hidden_size,
@@ -89,9 +90,9 @@ def read_decoder_config(config: Mapping[str, Any], *, default_theta: float) -> D
         head_dim=head_dim,
         norm_eps=require(config, "rms_norm_eps", float),
         rope=read_rope(config, head_dim, default_theta),
-        sliding_window=config.get("sliding_window"),
+        sliding_window=window,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
-        max_position_embeddings=max_position_embeddings,
+        max_position_embeddings=require(config, "max_position_embeddings"),
     )

@@ -1,0 +1,21 @@
+"""What fault tests ask of a stack."""
+
+from moebius_cli.view import StackView
+from tests.stack import Stack, until
+
+
+async def all_ready(running: Stack) -> StackView:
+    """The view of the stack once every worker serves."""
+
+    async def ready() -> StackView | None:
+        view = await running.view()
+        return view if all(worker.state == "READY" for worker in view.workers) else None
+
+    view = await until(ready, 60, "all workers are ready")
+    assert isinstance(view, StackView)
+    return view
+
+
+def gateway_pid(view: StackView) -> int:
+    assert view.gateway is not None
+    return view.gateway.pid
