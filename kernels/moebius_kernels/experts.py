@@ -30,4 +30,4 @@ def routed_experts(x: torch.Tensor, route: Route, gate_up: torch.Tensor, down: t
     # Back to (token, k), then the sum over k: unlike adding into a shared row, that has one order of
     # summation on every device.
     pairs = torch.empty_like(outputs).index_copy_(0, order, outputs).view(num_tokens, top_k, -1)
-    return (pairs.float() * route.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+    return (pairs * route.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)

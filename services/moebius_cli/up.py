@@ -165,7 +165,7 @@ class _Up:
         views = await view_workers(self._stack, control)
         for view in views:
             past = control.history.get(view.name) if control else None
-            hopeless = past is not None and past.ready == 0 and len(past.deaths) >= HOPELESS_DEATHS
+            hopeless = past is not None and past.ready == 0 and past.deaths >= HOPELESS_DEATHS
             if view.state == "FAILED" or hopeless:
                 reason = view.last_fault or "it ends at once"
                 raise CliError(f"{view.name} cannot start: {reason}\nIts log: {view.log}")

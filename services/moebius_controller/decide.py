@@ -62,12 +62,13 @@ class Policy:
     # Time without progress after which a worker that loads or has requests is killed. A worker repairs a
     # stalled engine itself, and much earlier; this is for one that fails to.
     progress_timeout: float = 900.0
-    # Before the first restart; doubles with each further death in the window.
+    # From a death to the next start; doubles with each further death in a row.
     restart_delay: float = 0.25
     max_restart_delay: float = 30.0
-    # So many deaths within so long: from then on, starts are `retry_delay` apart.
+    # A process that lived so long ends the row.
+    healthy_after: float = 300.0
+    # So many deaths in a row are a crash loop: from then on, `retry_delay` lies between death and start.
     max_deaths: int = 6
-    death_window: float = 300.0
     retry_delay: float = 60.0
 
 
@@ -75,8 +76,11 @@ class Policy:
 class Past:
     """What was seen of a worker, and done about it, so far."""
 
-    # Of the processes that died lately, the oldest first.
-    deaths: tuple[float, ...] = ()
+    # When the last process was started, and when the last dead one was seen dead.
+    started_at: float = 0.0
+    died_at: float = 0.0
+    # Deaths in a row, up to that one.
+    deaths: int = 0
     # The last runs that: were started, were seen ready, were seen dead, were killed by us, were given up.
     started: int = 0
     ready: int = 0
@@ -137,7 +141,7 @@ def remember(
         past = after[action.worker]
         match action:
             case Start():
-                after[action.worker] = replace(past, started=action.run)
+                after[action.worker] = replace(past, started=action.run, started_at=now)
             case Kill():
                 after[action.worker] = replace(past, killed=action.run)
             case GiveUp():
@@ -145,24 +149,19 @@ def remember(
     return after
 
 
-def restart_delay(worker: str, deaths: Sequence[float], policy: Policy) -> float:
-    """Seconds from the last of `deaths` to the next start.
+def restart_delay(worker: str, past: Past, policy: Policy) -> float:
+    """Seconds from the last death to the next start.
 
     Spread by up to a quarter to either side, so that workers which died together do not start together; by
     how much follows from the arguments.
     """
-    if crash_loop(deaths, policy):
+    if past.deaths >= policy.max_deaths:
         delay = policy.retry_delay
     else:
         # 2**30 is beyond any limit; more would overflow a float.
-        delay = min(policy.restart_delay * 2 ** min(len(deaths) - 1, 30), policy.max_restart_delay)
-    draw = zlib.crc32(f"{worker} {deaths[-1]!r}".encode()) / 2**32
+        delay = min(policy.restart_delay * 2 ** min(past.deaths - 1, 30), policy.max_restart_delay)
+    draw = zlib.crc32(f"{worker} {past.died_at!r}".encode()) / 2**32
     return delay * (0.75 + draw / 2)
-
-
-def crash_loop(deaths: Sequence[float], policy: Policy) -> bool:
-    """`deaths`: those within the window."""
-    return len(deaths) >= policy.max_deaths
 
 
 def _decide(seen: Observation, past: Past, policy: Policy, now: float) -> Action | None:
@@ -184,16 +183,15 @@ def _decide(seen: Observation, past: Past, policy: Policy, now: float) -> Action
 
 def _after_death(seen: Observation, death: str, past: Past, policy: Policy, now: float) -> Action | None:
     past = _see(past, seen, policy, now)
-    delay = restart_delay(seen.worker, past.deaths, policy)
+    delay = restart_delay(seen.worker, past, policy)
     # A negative time is a clock that was set back: no reason to wait for it to catch up.
-    if not 0 <= now - past.deaths[-1] < delay:
+    if not 0 <= now - past.died_at < delay:
         return Start(seen.worker, seen.run + 1, death)
-    if crash_loop(past.deaths, policy) and seen.run > past.given_up:
+    if past.deaths >= policy.max_deaths and seen.run > past.given_up:
         return GiveUp(
             seen.worker,
             seen.run,
-            f"it died {len(past.deaths)} times in {policy.death_window:.0f} s, the last time so: {death}; "
-            f"the next start is in {delay:.0f} s",
+            f"it died {past.deaths} times in a row, the last time so: {death}; the next start is in {delay:.0f} s",
         )
     return None
 
@@ -213,13 +211,10 @@ def _why_kill(seen: Observation, policy: Policy) -> str | None:
 
 
 def _see(past: Past, seen: Observation, policy: Policy, now: float) -> Past:
-    """Counts a death that was not counted yet, and forgets those that are out of the window."""
-    deaths, dead, ready = past.deaths, past.dead, past.ready
-    if seen.death is not None and seen.run > dead:
-        deaths, dead = (*deaths, now), seen.run
+    """Counts a death that was not counted yet."""
+    if seen.death is not None and seen.run > past.dead:
+        row = 0 if now - past.started_at >= policy.healthy_after else past.deaths
+        past = replace(past, dead=seen.run, died_at=now, deaths=row + 1)
     if seen.health is not None and seen.health.state is State.READY:
-        ready = max(ready, seen.run)
-    recent = [died for died in deaths if now - policy.death_window < died <= now]
-    # The last one says when the next start is due, however old it is.
-    deaths = tuple(recent or deaths[-1:])[-policy.max_deaths :]
-    return replace(past, deaths=deaths, dead=dead, ready=ready)
+        past = replace(past, ready=max(past.ready, seen.run))
+    return past

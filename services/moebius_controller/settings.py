@@ -65,15 +65,16 @@ class ControllerSettings(BaseSettings):
     )
     restart_delay: Seconds = Field(
         _DEFAULTS.restart_delay,
-        description="Seconds before a restart; doubles with each further death in the window.",
+        description="Seconds from a death to the restart; doubles with each further death in a row.",
     )
     max_restart_delay: Seconds = Field(_DEFAULTS.max_restart_delay, description="Limit of that delay.")
-    max_deaths: int = Field(
-        _DEFAULTS.max_deaths, gt=0, description="Deaths in the window that make a crash loop."
+    healthy_after: Seconds = Field(
+        _DEFAULTS.healthy_after,
+        description="Seconds of life after which the deaths before it are forgotten.",
     )
-    death_window: Seconds = Field(_DEFAULTS.death_window, description="Seconds for which deaths count.")
+    max_deaths: int = Field(_DEFAULTS.max_deaths, gt=0, description="Deaths in a row that make a crash loop.")
     retry_delay: Seconds = Field(
-        _DEFAULTS.retry_delay, description="Seconds between starts of a worker in a crash loop."
+        _DEFAULTS.retry_delay, description="Seconds from a death to the restart in a crash loop."
     )
 
     def policy(self) -> Policy:
@@ -83,7 +84,7 @@ class ControllerSettings(BaseSettings):
             progress_timeout=self.progress_timeout,
             restart_delay=self.restart_delay,
             max_restart_delay=self.max_restart_delay,
+            healthy_after=self.healthy_after,
             max_deaths=self.max_deaths,
-            death_window=self.death_window,
             retry_delay=self.retry_delay,
         )

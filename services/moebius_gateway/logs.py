@@ -26,7 +26,7 @@ def configure_logs(log_format: str, level: str) -> None:
         cache_logger_on_first_use=True,
     )
     renderer: list[Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if log_format == "json"
         # Not the renderer's default, which takes seconds for a traceback.
         else [

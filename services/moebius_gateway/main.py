@@ -26,6 +26,9 @@ logger = structlog.get_logger(__name__)
 
 # Seconds that connections have to close once all requests are answered or cut off.
 CLOSE_SECONDS = 2
+# Connections may be idle for so long: longer than clients and proxies keep theirs, so that none of them uses
+# a connection that is just being closed.
+IDLE_SECONDS = 75
 # Connections that may wait to be accepted.
 BACKLOG = 2048
 
@@ -98,6 +101,7 @@ class GatewayServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the HTTP side. docs/metrics.md lists them for operators."""
+"""Prometheus metrics of the HTTP side."""
 
 import time
 from collections.abc import Iterator

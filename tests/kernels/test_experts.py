@@ -9,22 +9,24 @@ from moebius_kernels.router import Route, topk_softmax
 from moebius_kernels.swiglu import swiglu
 
 HIDDEN, INNER = 16, 24
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def naive_experts(x, route, gate_up, down):
     """One token and one expert at a time, in fp64."""
+    x, gate_up, down = x.cpu(), gate_up.cpu(), down.cpu()
     y = torch.zeros(x.shape, dtype=torch.float64)
     for token in range(x.shape[0]):
-        for weight, expert in zip(route.weights[token], route.experts[token], strict=True):
+        for weight, expert in zip(route.weights[token].tolist(), route.experts[token].tolist(), strict=True):
             gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
-            y[token] += weight.double() * (down[expert].double() @ (F.silu(gate) * up))
+            y[token] += weight * (down[expert].double() @ (F.silu(gate) * up))
     return y
 
 
 def make(num_experts, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    gate_up = torch.randn(num_experts, 2 * INNER, HIDDEN, generator=generator) / HIDDEN**0.5
-    down = torch.randn(num_experts, HIDDEN, INNER, generator=generator) / INNER**0.5
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    gate_up = torch.randn(num_experts, 2 * INNER, HIDDEN, generator=generator, device=DEVICE) / HIDDEN**0.5
+    down = torch.randn(num_experts, HIDDEN, INNER, generator=generator, device=DEVICE) / INNER**0.5
     return gate_up, down, generator
 
 
@@ -32,11 +34,11 @@ def make(num_experts, seed=0):
 @pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (4, 1), (4, 2), (4, 4), (64, 3)])
 def test_experts_equal_the_naive_loop(tokens, num_experts, top_k):
     gate_up, down, generator = make(num_experts)
-    x = torch.randn(tokens, HIDDEN, generator=generator)
-    route = topk_softmax(torch.randn(tokens, num_experts, generator=generator), top_k)
+    x = torch.randn(tokens, HIDDEN, generator=generator, device=DEVICE)
+    route = topk_softmax(torch.randn(tokens, num_experts, generator=generator, device=DEVICE), top_k)
     y = routed_experts(x, route, gate_up, down)
     assert y.dtype == x.dtype
-    torch.testing.assert_close(y.double(), naive_experts(x, route, gate_up, down), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(y.double().cpu(), naive_experts(x, route, gate_up, down), atol=1e-5, rtol=1e-5)
 
 
 def test_experts_without_tokens_are_not_read():
@@ -44,17 +46,19 @@ def test_experts_without_tokens_are_not_read():
     used = [2, 5]
     for expert in set(range(8)) - set(used):
         gate_up[expert] = down[expert] = float("nan")
-    x = torch.randn(9, HIDDEN, generator=generator)
-    route = Route(torch.rand(9, 2, generator=generator), torch.tensor([used] * 9))
+    x = torch.randn(9, HIDDEN, generator=generator, device=DEVICE)
+    route = Route(
+        torch.rand(9, 2, generator=generator, device=DEVICE), torch.tensor([used] * 9, device=DEVICE)
+    )
     y = routed_experts(x, route, gate_up, down)
-    torch.testing.assert_close(y.double(), naive_experts(x, route, gate_up, down), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(y.double().cpu(), naive_experts(x, route, gate_up, down), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("expert", [0, 3, 7])
 def test_all_tokens_on_one_expert(expert):
     gate_up, down, generator = make(8)
-    x = torch.randn(33, HIDDEN, generator=generator)
-    route = Route(torch.ones(33, 1), torch.full((33, 1), expert))
+    x = torch.randn(33, HIDDEN, generator=generator, device=DEVICE)
+    route = Route(torch.ones(33, 1, device=DEVICE), torch.full((33, 1), expert, device=DEVICE))
     y = routed_experts(x, route, gate_up, down)
     torch.testing.assert_close(
         y, F.linear(swiglu(F.linear(x, gate_up[expert])), down[expert]), atol=1e-5, rtol=1e-5
@@ -64,11 +68,11 @@ def test_all_tokens_on_one_expert(expert):
 def test_bf16_experts_sum_in_fp32():
     gate_up, down, generator = make(4)
     gate_up, down = gate_up.bfloat16(), down.bfloat16()
-    x = torch.randn(12, HIDDEN, generator=generator).bfloat16()
-    route = topk_softmax(torch.randn(12, 4, generator=generator), 4)
+    x = torch.randn(12, HIDDEN, generator=generator, device=DEVICE).bfloat16()
+    route = topk_softmax(torch.randn(12, 4, generator=generator, device=DEVICE), 4)
     y = routed_experts(x, route, gate_up, down)
     assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y.double(), naive_experts(x, route, gate_up, down), atol=0.03, rtol=0.03)
+    torch.testing.assert_close(y.double().cpu(), naive_experts(x, route, gate_up, down), atol=0.03, rtol=0.03)
 
 
 def test_router_takes_softmax_over_all_experts_and_renormalises():

@@ -10,6 +10,7 @@ from moebius_kernels.attention_plan import Span, plan_attention
 from moebius_kernels.paged_attention import paged_attention, write_kv
 
 HEAD_DIM = 32
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class World:
@@ -20,13 +21,13 @@ class World:
         self.heads, self.kv_heads, self.page_size, self.dtype = heads, kv_heads, page_size, dtype
         shape = (num_pages, page_size, kv_heads, HEAD_DIM)
         # Leftovers of earlier requests: large, so that one that is looked at shows.
-        self.k_pages = torch.full(shape, 50.0, dtype=dtype)
-        self.v_pages = torch.full(shape, 1e4, dtype=dtype)
+        self.k_pages = torch.full(shape, 50.0, dtype=dtype, device=DEVICE)
+        self.v_pages = torch.full(shape, 1e4, dtype=dtype, device=DEVICE)
         self.free = list(range(num_pages))
         random.Random(seed).shuffle(self.free)
 
     def random(self, *shape):
-        return torch.randn(shape, generator=self.generator).to(self.dtype)
+        return torch.randn(shape, generator=self.generator).to(DEVICE, self.dtype)
 
     def request(self, length):
         pages = [self.free.pop() for _ in range(-(-length // self.page_size))]
@@ -34,9 +35,7 @@ class World:
         return pages, self.random(*shape), self.random(*shape)
 
     def plan(self, spans, window=None):
-        return plan_attention(
-            spans, page_size=self.page_size, window=window, dtype=self.dtype, device=torch.device("cpu")
-        )
+        return plan_attention(spans, page_size=self.page_size, window=window, dtype=self.dtype, device=DEVICE)
 
     def check(self, pieces, window=None, tolerance=1e-5):
         """`pieces`: (start, length) of one request each; what is before the start is already in the pages."""
@@ -62,7 +61,7 @@ class World:
 def naive_attention(q, k, v, start, window):
     """q [T, heads, D] at positions from `start`; k, v [L, KV, D]. In fp64."""
     shared = q.shape[1] // k.shape[1]
-    output = torch.empty(q.shape, dtype=torch.float64)
+    output = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     for row in range(q.shape[0]):
         last = start + row + 1
         first = 0 if window is None else max(0, last - window)
@@ -128,7 +127,7 @@ def test_bf16():
 def test_a_faulty_request_leaves_nothing_that_infects_others():
     world = World(4, 2, 8)
     plan = world.plan([Span(0, 8, [world.free[-1]])])
-    broken = torch.full((8, 2, HEAD_DIM), float("nan"))
+    broken = torch.full((8, 2, HEAD_DIM), float("nan"), device=DEVICE)
     write_kv(broken, broken, world.k_pages, world.v_pages, plan)
     # The next request gets that page and fills two of its places; the longer one beside it causes padding.
     world.check([(1, 1), (2, 1)])

@@ -8,6 +8,9 @@ from starlette.requests import Request
 
 from moebius_gateway.api.errors import ApiError, invalid
 
+# A client's own words come back to it up to this length.
+MAX_PARAM = 128
+
 Parameters = TypeVar("Parameters", bound=BaseModel)
 
 
@@ -28,7 +31,8 @@ def _refusal(error: ValidationError) -> ApiError:
     fault = error.errors(include_url=False)[0]
     # A check on the object as a whole says itself which key it is about.
     keys = [*fault["loc"], *([name] if (name := fault.get("ctx", {}).get("name")) else [])]
-    param = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    param = path.removeprefix(".")[:MAX_PARAM]
     match fault["type"]:
         case "extra_forbidden":
             return invalid(f"unknown parameter: '{param}'", param, "unknown_parameter")
@@ -37,6 +41,5 @@ def _refusal(error: ValidationError) -> ApiError:
         case "unsupported":
             return invalid(f"'{param}' is not supported yet", param, "unsupported_parameter")
         case _:
-            return invalid(
-                f"invalid value for '{param}': {fault['msg']}" if param else fault["msg"], param or None
-            )
+            about = f"invalid value for '{param}': " if param else ""
+            return invalid(about + fault["msg"], param or None)

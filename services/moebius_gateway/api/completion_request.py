@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from moebius_gateway.api.parameters import GenerationParameters
+from moebius_gateway.api.parameters import MAX_CHOICES, GenerationParameters
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
@@ -14,6 +14,8 @@ def _prompts(value: Any) -> list[str | list[int]]:
         value = [value]
     if not isinstance(value, list) or not value or not all(isinstance(p, str) or _is_ids(p) for p in value):
         raise PydanticCustomError("prompt", "must be a string, token ids, or a list of one or more of these")
+    if len(value) > MAX_CHOICES:
+        raise PydanticCustomError("prompt", f"must not be more than {MAX_CHOICES} prompts")
     return value
 
 

@@ -51,7 +51,7 @@ def generation_router(services: Services) -> APIRouter:
         body = await parse(request, CompletionRequest)
         model = known_model(services.backend, body.model)
         text = await services.texts.get(model)
-        prompts = [await _prompt_ids(prompt, text, model) for prompt in body.prompt]
+        prompts = await _prompt_ids(body.prompt, text, model)
         choices = _choices(services, request, body, prompts, model, text, body.max_tokens, body.logprobs)
         dialect = CompletionDialect(
             model.id,
@@ -68,12 +68,14 @@ def _include_usage(body: GenerationParameters) -> bool:
     return body.stream_options is not None and body.stream_options.include_usage
 
 
-async def _prompt_ids(prompt: str | list[int], text: TextModel, model: ModelInfo) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return await text.encode(prompt)
-    if not 0 <= min(prompt) <= max(prompt) < model.vocab_size:
-        raise invalid(f"invalid value for 'prompt': token ids are in [0, {model.vocab_size})", "prompt")
-    return tuple(prompt)
+async def _prompt_ids(
+    prompts: Sequence[str | list[int]], text: TextModel, model: ModelInfo
+) -> list[tuple[int, ...]]:
+    for prompt in prompts:
+        if not isinstance(prompt, str) and not 0 <= min(prompt) <= max(prompt) < model.vocab_size:
+            raise invalid(f"invalid value for 'prompt': token ids are in [0, {model.vocab_size})", "prompt")
+    encoded = iter(await text.encode([prompt for prompt in prompts if isinstance(prompt, str)]))
+    return [next(encoded) if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
 
 
 def _deadline(services: Services, request: Request) -> float:

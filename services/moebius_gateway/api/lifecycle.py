@@ -1,8 +1,8 @@
 """Whether the gateway takes requests, and what it still has to finish before it may end."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from moebius_gateway.api.errors import SERVER_ERROR, ApiError
 
@@ -18,7 +18,7 @@ class Lifecycle:
         # Done when what still runs must end.
         self.cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @contextmanager
+    @contextlib.contextmanager
     def request(self) -> Iterator[None]:
         """Spans a request that the end of the process has to wait for."""
         self._in_flight += 1
@@ -38,14 +38,12 @@ class Lifecycle:
     async def drain(self, grace: float) -> bool:
         """Waits until nothing runs, at most `grace` seconds, then cuts off. Says whether all finished."""
         self.draining = True
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace)
-            return True
-        except TimeoutError:
-            return False
-        finally:
-            if not self.cut.done():
-                self.cut.set_result(None)
+        finished = not self._in_flight
+        if not self.cut.done():
+            self.cut.set_result(None)
+        return finished
 
 
 def stopping() -> ApiError:

@@ -56,7 +56,7 @@ class StreamOptions(Strict):
 class GenerationParameters(Strict):
     """How to generate, whatever the prompt."""
 
-    model: str
+    model: str = Field(min_length=1, max_length=256)
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1, le=MAX_CHOICES)

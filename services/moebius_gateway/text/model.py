@@ -12,8 +12,8 @@ from moebius_gateway.text.errors import PromptError, TextError
 from moebius_gateway.text.template import ChatTemplate
 from moebius_gateway.text.token_bytes import TokenBytes
 
-# Up to so many characters (a few milliseconds) a prompt is tokenized on the event loop.
-INLINE_CHARACTERS = 16_384
+# Up to so many characters (a few milliseconds) a request's text is tokenized on the event loop.
+INLINE_CHARACTERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class TextModel:
             return await asyncio.to_thread(self._encode_chat, messages)
         return self._encode_chat(messages)
 
-    async def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a plain prompt, with what the tokenizer puts at the beginning of a text."""
-        if len(text) > INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._encode, text, True)
-        return self._encode(text, True)
+    async def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Token ids of plain prompts, with what the tokenizer puts at the beginning of a text."""
+        if sum(map(len, texts)) > INLINE_CHARACTERS:
+            return await asyncio.to_thread(self._encode, texts, True)
+        return self._encode(texts, True)
 
     def special_token_id(self, text: str) -> int | None:
         """The id of the special token that is spelt `text`; None if there is none."""
@@ -69,12 +69,13 @@ class TextModel:
                 "this model has no chat template: use /v1/completions, or add chat_template.jinja"
             )
         # The template writes all special tokens itself.
-        return self._encode(self._template.render(messages), False)
+        [ids] = self._encode([self._template.render(messages)], False)
+        return ids
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        # Unlike `encode`, the batch call lets other threads run, and computes no offsets.
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return tuple(encoding.ids)
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[int, ...]]:
+        # Unlike the call for one text, this one lets other threads run, and computes no offsets.
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [tuple(encoding.ids) for encoding in encodings]
 
 
 def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
@@ -108,4 +109,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _sampling_defaults(config: Mapping[str, Any]) -> SamplingDefaults:
     given = {name: config[name] for name in SamplingDefaults.__slots__ if config.get(name) is not None}
+    for name, value in given.items():
+        if type(value) is not int and (type(value) is not float or name == "top_k"):
+            raise TextError(f"generation_config.json: {name} is {value!r}")
     return SamplingDefaults(**given)

@@ -21,12 +21,14 @@ class SchedulerConfig:
     max_waiting: int
     # How many younger requests may be admitted before a waiting one that does not fit.
     max_overtakes: int = 32
+    # A running request is left pages for so many more tokens when another one is admitted.
+    growth_tokens: int = 16
 
     def __post_init__(self) -> None:
         for name in ("page_size", "num_pages", "max_running", "max_step_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_waiting", "max_overtakes"):
+        for name in ("max_waiting", "max_overtakes", "growth_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
 

@@ -33,8 +33,6 @@ from moebius_worker.engine.types import Output, Request, SchedulerStats, Slice, 
 
 __all__ = ["History", "Rejected", "Scheduler", "SchedulerConfig"]
 
-# A running request is left pages for so many more tokens when another one is admitted.
-GROWTH_TOKENS = 16
 # Waiting requests looked at in one step, and steps between two looks at one that did not fit: bounds on the
 # cost of a step when the queue is long.
 LOOKAHEAD = 64
@@ -203,7 +201,7 @@ class Scheduler:
                 self._waiting.remove(state)
                 self._start(state)
                 headroom -= state.need + self._wanted(state) - cache.pages_for(len(state.tokens))
-                overtakes -= bool(passed_by)
+                overtakes -= 1
                 for older in passed_by:
                     older.overtaken += 1
             else:
@@ -214,7 +212,7 @@ class Scheduler:
 
     def _wanted(self, state: RequestState) -> int:
         """Pages that a running request has or should find free: for its tokens and the next few."""
-        return self._cache.pages_for(min(len(state.tokens) + GROWTH_TOKENS, state.limit))
+        return self._cache.pages_for(min(len(state.tokens) + self._config.growth_tokens, state.limit))
 
     def _fits(self, state: RequestState, headroom: int) -> bool:
         # A look walks the tree, so one that found too little room is good for some steps.

@@ -73,7 +73,7 @@ class Requests:
             ids = tuple(self.ids[index][start : start + count])
             slices.append(Slice(index, ids, start, self.pages[index], sample=True))
             self.done[index] += count
-        logits = self.runner.step(slices)
+        logits = self.runner.step(slices).cpu()
         assert logits.dtype == torch.float32
         expected = torch.stack([self.expected[index][self.done[index] - 1] for index in counts])
         assert (logits - expected).abs().max() < TOLERANCE
@@ -147,7 +147,7 @@ def test_bf16_is_close_to_fp32(tmp_path):
     runner, reference = load(path, dtype="bfloat16")
     assert runner.dtype_name == "bfloat16"
     ids = list(range(30))
-    logits = runner.step([Slice(0, tuple(ids), 0, tuple(range(8)), sample=True)])
+    logits = runner.step([Slice(0, tuple(ids), 0, tuple(range(8)), sample=True)]).cpu()
     assert logits.dtype == torch.float32
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0, -1]

@@ -114,6 +114,14 @@ def test_a_row_does_not_see_its_batch():
     assert shuffled == [together[index] for index in order]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_draws_as_the_cpu_does():
+    logits = logits_of(300, vocab=3000)
+    for params in ({}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.05, "temperature": 1.4}):
+        rows = [row(seed=seed, **params) for seed in range(len(logits))]
+        assert tokens(logits.cuda(), rows) == tokens(logits, rows)
+
+
 def test_noise_in_the_last_bits_does_not_change_draws():
     logits = logits_of(1, vocab=2000)
     noise = 1e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))

@@ -95,7 +95,7 @@ class Trace:
         self.world.check_outputs()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3000, deadline=None)
 @given(
     operations=OPERATIONS,
     page_size=st.sampled_from([1, 2, 4, 16]),
@@ -103,6 +103,7 @@ class Trace:
     max_running=st.integers(1, 6),
     max_step_tokens=st.integers(1, 24),
     max_overtakes=st.integers(0, 4),
+    growth_tokens=st.sampled_from([0, 0, 3, 16]),
     speculated=st.sampled_from([1, 1, 3]),
 )
 def test_any_trace_keeps_every_rule(operations, speculated, **sizes):
