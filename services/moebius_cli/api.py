@@ -39,14 +39,14 @@ async def stream_chat(
     try:
         async with gateway.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.is_error:
-                raise CliError(_message(json.loads(await response.aread())))
+                raise CliError(_refusal(response.status_code, await response.aread()))
             async for line in response.aiter_lines():
                 data = line.removeprefix("data: ")
                 if data == line or data == "[DONE]":
                     continue
                 chunk = json.loads(data)
                 if "error" in chunk:
-                    raise CliError(_message(chunk))
+                    raise CliError(chunk["error"]["message"])
                 for choice in chunk["choices"]:
                     if text := choice["delta"].get("content"):
                         yield text
@@ -54,5 +54,9 @@ async def stream_chat(
         raise CliError(f"The gateway at {gateway.base_url} did not finish: {error!r}") from error
 
 
-def _message(body: dict[str, dict[str, str]]) -> str:
-    return body["error"]["message"]
+def _refusal(status: int, body: bytes) -> str:
+    """What the gateway, or a proxy before it, said."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP status {status}: {body[:200].decode(errors='replace')}"

@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,8 @@ from moebius_controller.local.child import dies_with_us
 
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
+# After so many seconds of life the delays begin anew.
+_HEALTHY_AFTER = 60.0
 
 
 class Child:
@@ -24,7 +28,7 @@ class Child:
         self._command = command
         self._on_start = on_start
         self._process: asyncio.subprocess.Process | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
         # Started again so many times.
         self.restarts = 0
 
@@ -37,16 +41,23 @@ class Child:
         delay = _FIRST_DELAY
         while True:
             assert self._process is not None, "start() comes first"
+            started = time.monotonic()
             code = await self._process.wait()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             say(f"{self.name} ended with status {code} and is started again (log: {self.log})")
-            await asyncio.sleep(delay)
-            if self._stopping:
+            if time.monotonic() - started > _HEALTHY_AFTER:
+                delay = _FIRST_DELAY
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
                 return
             delay = min(2 * delay, _LONGEST_DELAY)
             self.restarts += 1
             await self.start()
+            if self._stopping.is_set():
+                # Said while the process was being made, and so to the one before it.
+                await self.kill()
+                return
 
     async def start(self) -> None:
         """In a session of its own: Ctrl-C is for us, who then stop things in order."""
@@ -68,7 +79,7 @@ class Child:
 
     async def stop(self, grace: float) -> None:
         """SIGTERM, and after `grace` seconds an end at once."""
-        self._stopping = True
+        self._stopping.set()
         if self._process is None or self._process.returncode is not None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -78,16 +89,16 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """Ends it and all that it started, at once."""
-        self._stopping = True
+        """Ends it and all that it started, at once; returns when they are gone."""
+        self._stopping.set()
         if self._process is None or self._process.returncode is not None:
             return
         family = psutil.Process(self._process.pid).children(recursive=True)
-        for process in family:
-            process.suspend()
         self._process.kill()
         for process in family:
-            process.kill()
+            # Most are gone already: they die with the process that started them.
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         await self._process.wait()
         await asyncio.to_thread(psutil.wait_procs, family, timeout=5)
 

@@ -1,4 +1,4 @@
-"""The one error of the command: a line that says what is wrong and what to do."""
+"""What a command cannot do: a line that says what is wrong and what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +7,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from moebius_worker.checkpoint.errors import CheckpointError
+
 
 class CliError(Exception):
     """Shown to the user as it is, without a traceback; the command then exits with status 1."""
@@ -14,10 +16,10 @@ class CliError(Exception):
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Turns a CliError into its line and status 1, and Ctrl-C into status 130."""
+    """Turns a CliError or CheckpointError into its line and status 1, and Ctrl-C into status 130."""
     try:
         yield
-    except CliError as error:
+    except (CliError, CheckpointError) as error:
         Console(stderr=True).print(f"[red]Error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as interrupt:

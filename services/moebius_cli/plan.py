@@ -50,7 +50,7 @@ def check_port(host: str, port: int) -> None:
     except OSError as error:
         raise CliError(
             f"Cannot listen on {host}:{port} ({error.strerror}). Stop what uses it, or choose another port: "
-            f"moebius up --port {port + 1 if 0 < port < 65535 else 8080}"
+            f"moebius up --port {port + 1 if 1024 <= port < 65535 else 8080}"
         ) from error
 
 
@@ -63,7 +63,7 @@ def plan_stack(options: UpOptions, checkpoint: Checkpoint) -> StackSpec:
         name = f"worker-{number}"
         argv = (
             *(sys.executable, "-m", "moebius_worker"),
-            *("--model", str(checkpoint.path.resolve()), "--served-model-name", checkpoint.name),
+            *("--model", str(checkpoint.path.absolute()), "--served-model-name", checkpoint.name),
             *("--listen", f"127.0.0.1:{port}", "--device", options.device),
             *("--threads", threads, "--log-format", options.log_format),
         )

@@ -19,6 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from moebius_cli.errors import CliError
 
+# Start times are kept since boot; as times of day they move with every correction of the clock.
+_CLOCK_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class UpRecord:
@@ -35,9 +38,10 @@ class UpRecord:
 
     def alive(self) -> bool:
         try:
-            return psutil.Process(self.pid).create_time() == self.process_started
+            started = psutil.Process(self.pid).create_time()
         except psutil.NoSuchProcess:
             return False
+        return abs(started - self.process_started) < _CLOCK_SECONDS
 
 
 _ADAPTER = TypeAdapter(UpRecord)

@@ -28,6 +28,10 @@ def status(
     """Show the gateway, the workers, and what the controller did and why.
 
     Exits with status 1 when no stack runs.
+
+    Examples: moebius status
+
+    moebius status --json | jq '.workers[].state'
     """
     with shown():
         view = asyncio.run(view_stack(StateDir(state_dir)))
@@ -52,7 +56,7 @@ def _show(console: Console, view: StackView) -> None:
         else f"[red]not ready[/red] {escape(view.gateway.detail)}"
     )
     console.print(f"model       {escape(view.model)}", soft_wrap=True)
-    console.print(f"gateway     {view.gateway.url}  {ready}  pid {view.gateway.pid}", soft_wrap=True)
+    console.print(f"gateway     {escape(view.gateway.url)}  {ready}  pid {view.gateway.pid}", soft_wrap=True)
     console.print(f"controller  pid {view.controller_pid}\n")
     table = Table("worker", "state", "pid", "engine", "running", "waiting", "KV pages", "restarts", box=None)
     for worker in view.workers:

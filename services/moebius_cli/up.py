@@ -187,7 +187,7 @@ class _Up:
         self._console.print(f"\n[dim]{pieces} pieces in {time.monotonic() - started:.1f} s[/dim]")
 
     def _show_how(self) -> None:
-        url, model = self._options.url, self._model
+        url, model = escape(self._options.url), escape(self._model)
         logs = escape(str(self._options.state_dir.log("x").parent))
         self._console.print(
             f"""
@@ -209,7 +209,8 @@ moebius chat talks to it, moebius status shows it, Ctrl-C stops it. Logs: {logs}
 
     async def _shut_down(self) -> None:
         """The gateway first: what it still streams comes from the workers."""
-        self._console.print("\nStopping: streams may finish. Ctrl-C again ends everything at once.")
+        if self._stop.is_set():
+            self._console.print("\nStopping: streams may finish. Ctrl-C again ends everything at once.")
         stopping = asyncio.create_task(self._stop_in_order())
         hurrying = asyncio.create_task(self._hurry.wait())
         await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moebius_cli.errors import shown
+
 
 class Dtype(StrEnum):
     BFLOAT16 = "bfloat16"
@@ -53,14 +55,13 @@ def upcycle(
     Then: moebius up --model smol-moe
     """
     # Late, since it takes a second to load torch.
-    from moebius_worker.checkpoint.checkpoint import CheckpointError
     from moebius_worker.upcycle import UpcycleOptions
     from moebius_worker.upcycle import upcycle as run
 
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     started = time.monotonic()
-    try:
+    with shown():
         options = UpcycleOptions(experts, top_k, noise, seed, dtype.value)
         with Progress(*columns, console=console) as bar:
             task = bar.add_task("opening", total=None)
@@ -72,9 +73,6 @@ def upcycle(
                     task, description=escape(what), completed=done, total=total
                 ),
             )
-    except CheckpointError as error:
-        Console(stderr=True).print(f"[red]Error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(1) from error
     console.print(
         f"Wrote {escape(str(destination))}: {experts} experts, {top_k} for each token, "
         f"in {time.monotonic() - started:.1f} s. Serve it: moebius up --model {escape(str(destination))}",

@@ -191,7 +191,8 @@ def _after_death(seen: Observation, death: str, past: Past, policy: Policy, now:
         return GiveUp(
             seen.worker,
             seen.run,
-            f"it died {past.deaths} times in a row, the last time so: {death}; the next start is in {delay:.0f} s",
+            f"it died {past.deaths} times in a row, the last time so: {death}; "
+            f"the next start is in {delay:.0f} s",
         )
     return None
 

@@ -32,11 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     metrics = ControllerMetrics(registry)
     try:
         stack = read_stack(settings.stack)
-        if settings.metrics_listen is not None:
-            host, port = split_address(settings.metrics_listen)
-            start_http_server(port, host, registry)
-    except (StackFileError, OSError) as error:
+    except StackFileError as error:
         sys.exit(f"moebius-controller: {error}")
+    if settings.metrics_listen is not None:
+        _serve_metrics(settings.metrics_listen, registry)
     asyncio.run(_control(settings, stack, metrics))
 
 
@@ -61,6 +60,17 @@ async def _control(settings: ControllerSettings, stack: StackSpec, metrics: Cont
         controller.save()
 
 
+def _serve_metrics(address: str, registry: CollectorRegistry) -> None:
+    host, port = split_address(address)
+    try:
+        start_http_server(port, host, registry)
+    except OSError as error:
+        sys.exit(
+            f"moebius-controller: cannot serve metrics on {address} ({error.strerror}): "
+            "choose another with --metrics-listen"
+        )
+
+
 def _load(settings: ControllerSettings) -> ControllerState | None:
     try:
         return load_state(settings.stack.with_name(STATE_FILE))
@@ -73,7 +83,8 @@ def _read_settings(arguments: Sequence[str]) -> ControllerSettings:
     try:
         return CliApp.run(ControllerSettings, cli_args=list(arguments))
     except ValidationError as error:
+        lines = ["moebius-controller: these settings are wrong; --help explains them"]
         for fault in error.errors():
             flag = "--" + ".".join(map(str, fault["loc"])).replace("_", "-")
-            sys.stderr.write(f"moebius-controller: {flag}: {fault['msg'].removeprefix('Value error, ')}\n")
-        sys.exit("moebius-controller: --help explains the settings")
+            lines.append(f"moebius-controller: {flag}: {fault['msg'].removeprefix('Value error, ')}")
+        sys.exit("\n".join(lines))

@@ -2,7 +2,8 @@
 
 The HTTP side makes a `Generation` of each choice of a request (`n` choices are `n` generations) and
 iterates over `Dispatcher.stream(generation)` (workers/dispatcher.py), which yields `Tokens` and returns
-after one with a finish reason, or raises `GenerationError`. Closing the iterator cancels the request at its worker.
+after one with a finish reason, or raises `GenerationError`. Closing the iterator cancels the request at its
+worker.
 """
 
 from collections.abc import Mapping

@@ -32,9 +32,10 @@ def _read_settings(arguments: Sequence[str]) -> WorkerSettings:
         lines = [_explain(problem["loc"], problem["msg"]) for problem in error.errors()]
     except (SettingsError, ValueError) as error:
         lines = [str(error)]
+    # What is wrong comes last, since the last line is what a supervisor quotes.
+    sys.stderr.write("moebius-worker: these settings are wrong; --help explains them\n")
     for line in lines:
         sys.stderr.write(f"moebius-worker: {line}\n")
-    sys.stderr.write("moebius-worker: --help explains the settings\n")
     sys.exit(2)
 
 

@@ -68,7 +68,13 @@ async def test_n_choices_draw_differently_and_repeat_with_their_seed(client: ope
 
 async def test_chat_logprobs(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(
-        model="tiny-mixtral", messages=MESSAGES, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3
+        model="tiny-mixtral",
+        messages=MESSAGES,
+        max_tokens=8,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
+        extra_body={"ignore_eos": True},
     )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None

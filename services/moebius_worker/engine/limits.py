@@ -55,7 +55,10 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
     """Raises `Rejected` for a request that would not run even if it were alone."""
     length = len(request.token_ids)
     if request.resumed < 0 or request.prompt_len < 1:
-        raise Rejected("BAD_REQUEST", "the prompt is empty: send at least one token")
+        raise Rejected(
+            "BAD_REQUEST",
+            f"of {length} tokens {request.resumed} are resumed: the prompt needs at least one of its own",
+        )
     if request.max_tokens <= request.resumed:
         raise Rejected(
             "BAD_REQUEST",

@@ -243,7 +243,8 @@ class Scheduler:
         alone.sort(key=lambda batch: batch[0].last_step)
         batches = [*alone, ordinary] if self._quarantine_next else [ordinary, *alone]
         for batch in batches:
-            slices = self._fill(batch)
+            # A batch that could not advance may have preempted others, in vain: what they had was shared.
+            slices = self._fill([state for state in batch if state.running])
             if slices:
                 self._quarantine_next = batch is ordinary
                 return slices

@@ -237,3 +237,19 @@ def test_the_last_suspect_is_failed_alone():
     world.drain()
     assert sorted(world.finished) == [1, 2]
     world.check_outputs()
+
+
+@pytest.mark.parametrize("spare", range(8))
+def test_a_suspect_preempted_before_its_first_turn_holds_nothing(spare):
+    """All its pages are shared with an older one, so that taking them away brings the taker nothing."""
+    world = World(config(page_size=1, num_pages=12 + spare, growth_tokens=0))
+    text = list(range(6))
+    world.add(request(100, text, max_tokens=8, quarantined=True))
+    world.add(request(101, 2, max_tokens=8, quarantined=True))
+    world.add(request(1, 1, max_tokens=8))
+    for _ in range(5):
+        world.step()
+    world.add(request(102, text, max_tokens=3, quarantined=True))
+    world.drain()
+    assert len(world.finished) == 4
+    world.check_outputs()

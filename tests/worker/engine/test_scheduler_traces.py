@@ -95,7 +95,7 @@ class Trace:
         self.world.check_outputs()
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     operations=OPERATIONS,
     page_size=st.sampled_from([1, 2, 4, 16]),

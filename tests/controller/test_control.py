@@ -1,0 +1,195 @@
+"""The control loop over a driver that a test plays: what it does, remembers, tells and survives."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from moebius_controller.control import Controller
+from moebius_controller.decide import Action, GiveUp, Health, Kill, Observation, Policy, Start, State
+from moebius_controller.events import KEPT_EVENTS, What
+from moebius_controller.metrics import ControllerMetrics
+from moebius_controller.state_file import ControllerState, ProcessView, load_state
+
+POLICY = Policy(restart_delay=1, unresponsive_timeout=10, max_deaths=3, retry_delay=60)
+
+
+@dataclass
+class PlayedDriver:
+    """Implements `Driver` for one worker; starts and kills show at the next look."""
+
+    seen: Observation = field(default_factory=lambda: Observation("w"))
+    performed: list[Action] = field(default_factory=list)
+    looks: int = 0
+
+    def observe(self) -> Sequence[Observation]:
+        self.looks += 1
+        return [self.seen]
+
+    def processes(self) -> Mapping[str, ProcessView]:
+        return {"w": ProcessView(self.seen.run, None, self.seen.death)}
+
+    async def perform(self, action: Action) -> None:
+        self.performed.append(action)
+        match action:
+            case Start():
+                self.seen = Observation("w", action.run)
+            case Kill():
+                self.die("it was killed by SIGKILL")
+
+    async def changed(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    def be_ready(self) -> None:
+        self.seen = Observation("w", self.seen.run, None, Health(State.READY))
+
+    def die(self, how: str) -> None:
+        self.seen = Observation("w", self.seen.run, how)
+
+
+@dataclass
+class Played:
+    driver: PlayedDriver
+    state_file: Path
+
+    def __post_init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.restart()
+
+    def restart(self) -> None:
+        """Another controller takes over, with what the one before left on disk."""
+        metrics = ControllerMetrics(CollectorRegistry())
+        before = load_state(self.state_file)
+        self.controller = Controller(self.driver, POLICY, self.state_file, metrics, before)
+
+    def state(self) -> ControllerState:
+        state = load_state(self.state_file)
+        assert state is not None
+        return state
+
+    def told(self) -> list[tuple[What, int]]:
+        return [(event.what, event.run) for event in self.state().events]
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Played:
+    return Played(PlayedDriver(), tmp_path / "controller.json")
+
+
+async def test_a_life_is_told_with_its_reasons(played: Played) -> None:
+    driver, look = played.driver, played.controller.look
+    await look(100)
+    driver.be_ready()
+    await look(101)
+    await look(102)
+    driver.die("it was killed by SIGSEGV")
+    await look(110)
+    await look(110.5)
+    await look(111.3)
+    driver.seen = Observation("w", 2, None, Health(State.READY), silence=11)
+    await look(130)
+    await look(130.1)
+    assert played.told() == [
+        (What.STARTED, 1),
+        (What.READY, 1),
+        (What.DIED, 1),
+        (What.STARTED, 2),
+        (What.READY, 2),
+        (What.KILLED, 2),
+        (What.DIED, 2),
+    ]
+    events = played.state().events
+    assert events[3].reason == "it was killed by SIGSEGV"
+    assert events[5].reason == "it has not answered for 11 s"
+    assert [event.time for event in events] == [100, 101, 110, 111.3, 130, 130, 130.1]
+
+
+async def test_a_restarted_controller_goes_on_where_the_one_before_was(played: Played) -> None:
+    """One death, seen by five controllers in turn: one event, one restart, and that after the delay."""
+    await played.controller.look(100)
+    played.driver.die("it was killed by SIGKILL")
+    for now in (110, 110.2, 110.4, 110.6, 111.3):
+        played.restart()
+        await played.controller.look(now)
+    assert played.told() == [(What.STARTED, 1), (What.DIED, 1), (What.STARTED, 2)]
+    assert played.driver.performed == [
+        Start("w", 1, "it is to run"),
+        Start("w", 2, "it was killed by SIGKILL"),
+    ]
+
+
+async def test_a_crash_loop_is_given_up_with_the_reason(played: Played) -> None:
+    now = 0.0
+    while not any(isinstance(action, GiveUp) for action in played.driver.performed):
+        await played.controller.look(now)
+        if played.driver.seen.death is None:
+            played.driver.die("it exited with status 3: out of luck")
+        now += 0.5
+        assert now < 60
+    await played.controller.look(now + 30)
+    starts = [action for action in played.driver.performed if isinstance(action, Start)]
+    assert [start.run for start in starts] == [1, 2, 3]
+    assert played.told()[-1] == (What.GAVE_UP, 3)
+    assert "out of luck" in played.state().events[-1].reason
+
+
+async def test_only_so_many_events_are_kept(played: Played) -> None:
+    for look in range(KEPT_EVENTS):
+        await played.controller.look(100.0 * look)
+        played.driver.die("again")
+    assert len(played.state().events) == KEPT_EVENTS
+    assert played.told()[-1] == (What.STARTED, played.driver.seen.run)
+
+
+async def test_a_full_disk_is_no_reason_to_leave_workers_alone(played: Played) -> None:
+    played.state_file.parent.joinpath("controller.json.new").mkdir()
+    await played.controller.look(100)
+    assert played.driver.performed == [Start("w", 1, "it is to run")]
+    played.state_file.parent.joinpath("controller.json.new").rmdir()
+    await played.controller.look(101)
+    assert played.told() == [(What.STARTED, 1)]
+
+
+async def test_the_file_is_written_only_when_there_is_news(played: Played) -> None:
+    await played.controller.look(100)
+    written = played.state_file.stat().st_ino
+    played.driver.seen = Observation("w", 1, silence=1.0)
+    await played.controller.look(101)
+    assert played.state_file.stat().st_ino == written
+
+
+async def test_it_ends_when_it_is_told_to(played: Played) -> None:
+    stop = asyncio.Event()
+    running = asyncio.create_task(played.controller.run(0.01, stop))
+    while played.driver.looks < 3:
+        await asyncio.sleep(0)
+    stop.set()
+    await running
+    looks = played.driver.looks
+    await asyncio.sleep(0)
+    assert played.driver.looks == looks
+
+
+async def test_metrics(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    driver = PlayedDriver()
+    controller = Controller(driver, POLICY, tmp_path / "state.json", ControllerMetrics(registry), None)
+
+    def state(name: str) -> float | None:
+        return registry.get_sample_value("moebius_controller_worker_state", {"worker": "w", "state": name})
+
+    def events(name: str) -> float | None:
+        return registry.get_sample_value("moebius_controller_events_total", {"worker": "w", "event": name})
+
+    await controller.look(100)
+    assert (state("DEAD"), state("SILENT"), events("started"), events("died")) == (1, 0, 1, 0)
+    await controller.look(101)
+    assert (state("DEAD"), state("SILENT"), state("READY")) == (0, 1, 0)
+    driver.seen = Observation("w", 1, None, Health(State.READY), silence=0.5)
+    await controller.look(102)
+    assert (state("SILENT"), state("READY"), events("ready")) == (0, 1, 1)
+    assert registry.get_sample_value("moebius_controller_worker_silence_seconds", {"worker": "w"}) == 0.5
+    assert registry.get_sample_value("moebius_controller_last_look_timestamp_seconds") == 102

@@ -1,0 +1,145 @@
+"""Random histories of several workers: what must hold whatever happens, and in the long run."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from moebius_controller.decide import GiveUp, History, Kill, Past, Policy, Start, restart_delay
+from moebius_controller.state_file import ControllerState, load_state, save_state
+from tests.controller.fleet import Condition, FakeWorker, Fleet
+
+WORKERS = 3
+seconds = st.floats(0.01, 20)
+policies = st.builds(
+    Policy,
+    unresponsive_timeout=seconds,
+    start_timeout=seconds,
+    progress_timeout=seconds,
+    restart_delay=st.floats(0.01, 2),
+    max_restart_delay=st.floats(0.01, 20),
+    healthy_after=st.floats(1, 60),
+    max_deaths=st.integers(1, 5),
+    retry_delay=seconds,
+)
+# Time that passes until the next look, and what becomes of which worker before it.
+steps = st.lists(
+    st.tuples(st.floats(0.01, 15), st.integers(0, WORKERS - 1), st.sampled_from(Condition)), max_size=60
+)
+
+
+@pytest.fixture(scope="module")
+def state_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("controller") / "controller.json"
+
+
+def longest_wait(policy: Policy) -> float:
+    """Between the look that finds a worker dead and its start."""
+    return 1.25 * max(policy.retry_delay, policy.max_restart_delay)
+
+
+@settings(max_examples=100, deadline=None)
+@given(policy=policies, steps=steps)
+def test_every_cause_has_one_action_and_every_death_a_restart(
+    state_file: Path, policy: Policy, steps: list[tuple[float, int, Condition]]
+) -> None:
+    def restarted_controller(history: History) -> History:
+        save_state(state_file, ControllerState(1, history))
+        state = load_state(state_file)
+        assert state is not None
+        assert state.history == history
+        return state.history
+
+    fleet = Fleet(policy, [FakeWorker(f"w{i}") for i in range(WORKERS)], restarted_controller)
+    found_dead: dict[str, float] = {}
+    fleet.look()
+    assert len(fleet.times(Start)) == WORKERS
+    for passed, number, condition in steps:
+        fleet.now += passed
+        fleet.workers[number].become(condition, fleet.now - passed / 2)
+        sick = {worker.name for worker in fleet.workers if worker.sick(policy, fleet.now)}
+        for worker in fleet.workers:
+            if worker.condition is Condition.DEAD:
+                found_dead.setdefault(worker.name, fleet.now)
+        actions = fleet.look()
+        assert {action.worker for action in actions if isinstance(action, Kill)} == sick
+        for worker in fleet.workers:
+            if worker.condition is not Condition.DEAD:
+                found_dead.pop(worker.name, None)
+        overdue = [name for name, since in found_dead.items() if fleet.now - since > longest_wait(policy)]
+        assert not overdue, "a dead worker was not started in time"
+    taken = [action for _, action in fleet.actions]
+    assert len({(type(action), action.worker, action.run) for action in taken}) == len(taken)
+
+
+@given(policy=policies, deaths=st.integers(1, 2000), died_at=st.floats(0, 4e9))
+@example(policy=Policy(max_deaths=5000), deaths=4000, died_at=0.0)
+def test_back_off_grows_and_is_bounded(policy: Policy, deaths: int, died_at: float) -> None:
+    first, second = (
+        restart_delay("w", Past(died_at=died_at, deaths=count), policy) for count in (deaths, deaths + 1)
+    )
+    assert 0 < first <= longest_wait(policy)
+    if deaths + 1 < policy.max_deaths:
+        # The spread is the same for the same time of death.
+        at_limit = second >= 0.75 * policy.max_restart_delay
+        assert second == pytest.approx(2 * first) or (at_limit and first <= second < 2 * first)
+
+
+def run(fleet: Fleet, duration: float, look_interval: float = 0.25) -> None:
+    end = fleet.now + duration
+    while fleet.now < end:
+        fleet.now += look_interval
+        fleet.look()
+
+
+class DiesAtOnce(FakeWorker):
+    def start(self, run: int, now: float) -> None:
+        super().start(run, now)
+        self.condition = Condition.DEAD
+
+
+def test_a_crash_loop_stays_one() -> None:
+    """With the default policy: a few quick tries, and then a start a minute, for as long as it takes."""
+    fleet = Fleet(Policy(), [DiesAtOnce("w")])
+    run(fleet, 3600)
+    gaps = [after - before for before, after in itertools.pairwise(fleet.times(Start))]
+    quick, slow = gaps[: Policy().max_deaths - 1], gaps[Policy().max_deaths - 1 :]
+    assert all(after >= before for before, after in itertools.pairwise(quick))
+    assert sum(quick) < 12
+    assert len(slow) > 45
+    assert all(44 < gap < 77 for gap in slow)
+    # Each death of the loop is told of once, from the moment when it is one.
+    assert len(fleet.times(GiveUp)) - len(slow) in (0, 1)
+
+
+def test_a_worker_that_recovers_is_as_good_as_new() -> None:
+    policy = Policy()
+    fleet = Fleet(policy, [DiesAtOnce("w")])
+    run(fleet, 600)
+    assert fleet.history["w"].deaths > policy.max_deaths
+    fleet.workers = [FakeWorker("w", fleet.workers[0].run)]
+    run(fleet, 80)
+    fleet.workers[0].become(Condition.IDLE, fleet.now)
+    run(fleet, policy.healthy_after)
+    fleet.workers[0].become(Condition.DEAD, fleet.now)
+    before = fleet.now
+    run(fleet, 1)
+    assert fleet.times(Start)[-1] - before <= 1.25 * policy.restart_delay + 0.5
+
+
+def test_nothing_is_ever_done_about_what_is_well() -> None:
+    well = [
+        Condition.IDLE,
+        Condition.BUSY,
+        Condition.LOADING,
+        Condition.DRAINING,
+        Condition.RESTARTING,
+    ]
+    fleet = Fleet(Policy(), [FakeWorker(condition) for condition in well])
+    fleet.look()
+    for worker, condition in zip(fleet.workers, well, strict=True):
+        worker.become(condition, fleet.now)
+    run(fleet, 4 * 3600, look_interval=1)
+    assert len(fleet.actions) == len(well)

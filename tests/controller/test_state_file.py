@@ -1,0 +1,84 @@
+"""The controller's memory on disk."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebius_controller.decide import Past
+from moebius_controller.events import Event, What
+from moebius_controller.state_file import (
+    ControllerState,
+    ProcessView,
+    StateFileError,
+    load_state,
+    save_state,
+)
+
+STATE = ControllerState(
+    pid=17,
+    history={"worker-0": Past(1.5, 2.25, 1, started=2, ready=1, dead=1, killed=1)},
+    processes={
+        "worker-0": ProcessView(2, pid=99),
+        "worker-1": ProcessView(1, None, "it was killed by SIGKILL"),
+    },
+    events=(Event(1.5, "worker-0", 1, What.GAVE_UP, "no such file: 🙂"),),
+)
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "controller.json"
+    save_state(file, STATE)
+    assert load_state(file) == STATE
+    assert [path.name for path in tmp_path.iterdir()] == ["controller.json"]
+
+
+numbers = st.integers(0, 2**40)
+times = st.floats(0, 1e11)
+pasts = st.builds(
+    Past,
+    times,
+    times,
+    numbers,
+    started=numbers,
+    ready=numbers,
+    dead=numbers,
+    killed=numbers,
+    given_up=numbers,
+)
+
+
+@given(history=st.dictionaries(st.text(), pasts, max_size=4))
+def test_a_history_is_kept_to_the_last_bit(
+    tmp_path_factory: pytest.TempPathFactory, history: dict[str, Past]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "history.json"
+    save_state(file, ControllerState(1, history))
+    loaded = load_state(file)
+    assert loaded is not None
+    assert loaded.history == history
+
+
+def test_none_was_saved(tmp_path: Path) -> None:
+    assert load_state(tmp_path / "controller.json") is None
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b'{"pid": "x"}', b"\xff\xfe", b'{"pid": 1, "history": {"w": 3}}']
+)
+def test_damage_is_told_with_the_files_name(tmp_path: Path, damage: bytes) -> None:
+    file = tmp_path / "controller.json"
+    file.write_bytes(damage)
+    with pytest.raises(StateFileError, match=r"controller\.json"):
+        load_state(file)
+
+
+def test_a_state_that_is_cut_anywhere_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "controller.json"
+    save_state(file, STATE)
+    whole = file.read_bytes()
+    for length in range(len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(StateFileError):
+            load_state(file)
