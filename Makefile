@@ -13,7 +13,7 @@ ARGS ?=
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 # Of all that pip says, what takes time.
-BIG := awk '/^Downloading.*[0-9] [MG]B\)/ || /^Installing/ { print "    " substr($$0, 1, 100); fflush() }'
+BIG := awk '/Downloading.* [MG]B\)/ || /^Processing/ || /^Installing/ { print "    " substr($$0, 1, 100); fflush() }'
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 

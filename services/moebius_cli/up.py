@@ -20,7 +20,7 @@ from moebius_cli.api import client, stream_chat
 from moebius_cli.children import Child
 from moebius_cli.console import Step, step
 from moebius_cli.errors import CliError, shown
-from moebius_cli.memory import MemoryNeed, available_memory, count_parameters
+from moebius_cli.memory import MemoryNeed, count_parameters
 from moebius_cli.model import prepare_model
 from moebius_cli.options import StateDirOption
 from moebius_cli.plan import UpOptions, check_port, controller_command, gateway_command, plan_stack
@@ -28,12 +28,14 @@ from moebius_cli.state_dir import StateDir, UpRecord
 from moebius_cli.view import WorkerView, read_state, view_workers
 from moebius_controller.spec import StackSpec, write_stack
 from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.host_memory import host_memory
 
 # Longer than the gateway's and the workers' own grace periods, which are the ones that should end things.
 STOP_GRACE = 40.0
 # So many processes of a worker that died before any was ready are enough to call it hopeless.
 HOPELESS_DEATHS = 2
 POLL_SECONDS = 0.2
+EVENTS_SECONDS = 1.0
 
 
 def up(
@@ -94,7 +96,7 @@ def _prepare(options: UpOptions, console: Console) -> Checkpoint:
         )
         if options.device == "cpu" or not Path("/dev/nvidiactl").exists():
             # On a CPU a worker computes in float32.
-            MemoryNeed(count_parameters(checkpoint), 4, options.workers).check(available_memory())
+            MemoryNeed(count_parameters(checkpoint), 4, options.workers).check(host_memory().available)
         current.result = f"{checkpoint.name} at {checkpoint.path}"
     return checkpoint
 
@@ -147,7 +149,7 @@ class _Up:
             await self._ask(self._options.question)
         self._show_how()
         if not self._options.once:
-            await self._stop.wait()
+            await self._tell_events()
 
     async def _workers_ready(self, current: Step) -> None:
         while True:
@@ -178,12 +180,19 @@ class _Up:
     async def _ask(self, question: str) -> None:
         self._console.print(f"\n[bold]> {escape(question)}[/bold]")
         started, pieces = time.monotonic(), 0
-        async with client(self._options.url) as gateway:
-            messages = [{"role": "user", "content": question}]
-            async for text in stream_chat(gateway, self._model, messages, temperature=0, max_tokens=128):
-                sys.stdout.write(text)
-                sys.stdout.flush()
-                pieces += 1
+        messages = [{"role": "user", "content": question}]
+        try:
+            async with client(self._options.url) as gateway:
+                async for text in stream_chat(gateway, self._model, messages, temperature=0, max_tokens=128):
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+                    pieces += 1
+        except CliError as error:
+            if self._options.once:
+                raise
+            # A model without a chat template, say; it can be asked otherwise.
+            self._console.print(f"[yellow]Not answered:[/yellow] {escape(str(error))}", soft_wrap=True)
+            return
         self._console.print(f"\n[dim]{pieces} pieces in {time.monotonic() - started:.1f} s[/dim]")
 
     def _show_how(self) -> None:
@@ -206,6 +215,24 @@ moebius chat talks to it, moebius status shows it, Ctrl-C stops it. Logs: {logs}
             markup=True,
             soft_wrap=True,
         )
+
+    async def _tell_events(self) -> None:
+        """Prints what happens to workers, and what is done about it, as it comes; until cancelled."""
+        told = time.time()
+        while True:
+            try:
+                _, control = read_state(self._options.state_dir)
+            except CliError as error:
+                # Whoever removed the files: the stack itself does not need them.
+                self._say(str(error))
+                await self._stop.wait()
+                return
+            news = [event for event in control.events if event.time > told] if control else []
+            for event in news:
+                when = time.strftime("%H:%M:%S", time.localtime(event.time))
+                self._say(f"{when} {event.worker} {event.what}: {event.reason}")
+                told = event.time
+            await asyncio.sleep(EVENTS_SECONDS)
 
     async def _shut_down(self) -> None:
         """The gateway first: what it still streams comes from the workers."""

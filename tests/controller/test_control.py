@@ -56,7 +56,6 @@ class Played:
     state_file: Path
 
     def __post_init__(self) -> None:
-        self.registry = CollectorRegistry()
         self.restart()
 
     def restart(self) -> None:
@@ -141,7 +140,7 @@ async def test_only_so_many_events_are_kept(played: Played) -> None:
         await played.controller.look(100.0 * look)
         played.driver.die("again")
     assert len(played.state().events) == KEPT_EVENTS
-    assert played.told()[-1] == (What.STARTED, played.driver.seen.run)
+    assert played.told()[-1] == (What.GAVE_UP, played.driver.seen.run)
 
 
 async def test_a_full_disk_is_no_reason_to_leave_workers_alone(played: Played) -> None:
@@ -163,14 +162,17 @@ async def test_the_file_is_written_only_when_there_is_news(played: Played) -> No
 
 async def test_it_ends_when_it_is_told_to(played: Played) -> None:
     stop = asyncio.Event()
-    running = asyncio.create_task(played.controller.run(0.01, stop))
-    while played.driver.looks < 3:
-        await asyncio.sleep(0)
-    stop.set()
-    await running
-    looks = played.driver.looks
-    await asyncio.sleep(0)
-    assert played.driver.looks == looks
+
+    class TellsAtTheThirdLook(PlayedDriver):
+        async def changed(self, seconds: float) -> None:
+            assert seconds == 0.5
+            if self.looks == 3:
+                stop.set()
+
+    played.driver = TellsAtTheThirdLook()
+    played.restart()
+    await played.controller.run(0.5, stop)
+    assert played.driver.looks == 3
 
 
 async def test_metrics(tmp_path: Path) -> None:

@@ -141,5 +141,5 @@ def test_nothing_is_ever_done_about_what_is_well() -> None:
     fleet.look()
     for worker, condition in zip(fleet.workers, well, strict=True):
         worker.become(condition, fleet.now)
-    run(fleet, 4 * 3600, look_interval=1)
+    run(fleet, 3 * 3600, look_interval=2)
     assert len(fleet.actions) == len(well)

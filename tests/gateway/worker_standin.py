@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
@@ -315,7 +316,9 @@ async def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rate", type=float, default=200.0, help="steps a second")
-    parser.add_argument("--killer", type=int, action="append", default=[], help="a token that ends the process")
+    parser.add_argument(
+        "--killer", type=int, action="append", default=[], help="a token that ends the process"
+    )
     parser.add_argument("--tokenizer", type=Path, help="directory with the files to serve")
     arguments = parser.parse_args()
     die_with_parent()

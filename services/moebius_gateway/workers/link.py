@@ -9,8 +9,6 @@ from functools import partial
 
 import grpc
 import structlog
-from moebius_proto.worker.v1 import worker_pb2 as pb
-from moebius_proto.worker.v1.worker_pb2_grpc import WorkerStub
 
 from moebius_gateway.journal import Failure, Submission
 from moebius_gateway.types import ModelInfo, Reason
@@ -21,6 +19,8 @@ from moebius_gateway.workers.health import Health
 from moebius_gateway.workers.metrics import DispatcherMetrics
 from moebius_gateway.workers.routing import PrefixMap
 from moebius_gateway.workers.view import WorkerState, WorkerView
+from moebius_proto.worker.v1 import worker_pb2 as pb
+from moebius_proto.worker.v1.worker_pb2_grpc import WorkerStub
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +121,12 @@ class Link:
         failed, logged = 0, ""
         while True:
             sessions = self._sessions
-            why = await self._session()
+            try:
+                why = await self._session()
+            except Exception:
+                # A defect, here or in what the worker sent: not a reason to give the worker up for good.
+                log.exception("worker link failed", worker=self.address)
+                why = "an internal error of the gateway"
             failed = 0 if self._sessions > sessions else failed + 1
             pause = min(FIRST_PAUSE * 2.0**failed, self._options.reconnect_pause)
             # Once for each cause, not once for each try.
@@ -242,6 +247,7 @@ class Link:
 
     def _detach(self, why: str) -> None:
         self._status = None
+        self._model = None
         self._detail = why
         self._foreign_load = 0
         self._unlearnt.clear()

@@ -27,7 +27,7 @@ class WorkerView:
     detail: str = ""
     # Empty until the worker was attached once.
     incarnation: str = ""
-    # None until it is known what this incarnation serves.
+    # None until it is known, on this stream, what this incarnation serves.
     model: ModelInfo | None = None
     # Requests that this gateway has there.
     in_flight: int = 0

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-from moebius_proto.worker.v1 import worker_pb2 as pb
-
 from moebius_gateway.journal import Failure, Submission
 from moebius_gateway.types import FinishReason, ModelInfo, Reason, TokenLogprobs, Tokens
 from moebius_gateway.workers.view import WorkerState
+from moebius_proto.worker.v1 import worker_pb2 as pb
 
-_FINISH: dict[int, FinishReason | None] = {
-    pb.FINISH_REASON_UNSPECIFIED: None,
+_FINISH: dict[int, FinishReason] = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
     pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
@@ -56,10 +54,11 @@ def submit_frame(submission: Submission) -> pb.GatewayFrame:
 
 
 def tokens(delta: pb.Delta) -> Tokens:
+    """A finish reason that this gateway does not know (a newer worker's) counts as a stop."""
     return Tokens(
         token_ids=tuple(delta.token_ids),
         logprobs=tuple(_logprobs(one) for one in delta.logprobs),
-        finish_reason=_FINISH[delta.finish_reason],
+        finish_reason=_FINISH.get(delta.finish_reason, FinishReason.STOP) if delta.finish_reason else None,
         cached_tokens=delta.cached_tokens,
     )
 

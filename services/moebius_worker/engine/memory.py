@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moebius_worker.engine.host_memory import Memory
+from moebius_worker.host_memory import Memory
 
 GIB = 1 << 30
 

@@ -11,7 +11,6 @@ import torch
 from moebius_kernels.attention_plan import MAX_GROUP_KEYS, Span, plan_attention
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.errors import CheckpointError
-from moebius_worker.engine.host_memory import Memory, host_memory
 from moebius_worker.engine.kv_tensors import KvTensors
 from moebius_worker.engine.memory import GPU_SHARE, HOST_SHARE, Demand, MemoryPlan, plan_memory
 from moebius_worker.engine.models.decoder import Decoder
@@ -20,6 +19,7 @@ from moebius_worker.engine.models.registry import architecture_of, build_model
 from moebius_worker.engine.types import Slice
 from moebius_worker.engine.weights.load import load_weights
 from moebius_worker.engine.weights.open import open_weights
+from moebius_worker.host_memory import Memory, host_memory
 
 # What is being done, and how many of how many bytes are.
 Progress = Callable[[str, int, int], None]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from moebius_worker.engine.host_memory import Memory, host_memory
 from moebius_worker.engine.memory import (
     GIB,
     GPU_SHARE,
@@ -12,6 +11,7 @@ from moebius_worker.engine.memory import (
     OutOfMemoryPlan,
     plan_memory,
 )
+from moebius_worker.host_memory import Memory, host_memory
 
 MIB = 1 << 20
 

@@ -1,0 +1,42 @@
+"""The estimate of `moebius up`: parameters from headers, and a refusal with numbers."""
+
+from pathlib import Path
+
+import pytest
+
+from moebius_cli.errors import CliError
+from moebius_cli.memory import GIB, MemoryNeed, count_parameters
+from moebius_worker.checkpoint.checkpoint import open_checkpoint
+from tests.tiny import write_checkpoint
+
+
+def test_parameters_of_safetensors(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = write_checkpoint(tmp_path / "tiny")
+    expected = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_pretrained(path).parameters())
+    assert count_parameters(open_checkpoint(str(path))) == expected
+
+
+def test_parameters_of_gguf() -> None:
+    from moebius_worker.demo import dense_demo_model
+
+    # SmolLM2-135M, its embedding tied to its head.
+    assert count_parameters(open_checkpoint(str(dense_demo_model()))) == 134_515_008
+
+
+def test_a_damaged_header_is_named(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "tiny")
+    (file,) = path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CliError, match="damaged"):
+        count_parameters(open_checkpoint(str(path)))
+
+
+def test_refusal_says_how_many_workers_fit() -> None:
+    need = MemoryNeed(parameters=10**9, bytes_per_parameter=4, workers=4)
+    need.check(need.total)
+    with pytest.raises(CliError, match="--workers 3"):
+        need.check(need.total - 1)
+    with pytest.raises(CliError, match="smaller model"):
+        need.check(GIB)

@@ -1,0 +1,66 @@
+"""`moebius status` and `moebius chat` where nothing runs, and the help of every command."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from moebius_cli.main import app
+from tests.cli.commands import assert_one_line_says, moebius
+from tests.stack import free_port
+
+COMMANDS = ("up", "status", "chat", "upcycle")
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+def test_status_where_nothing_runs(tmp_path: Path) -> None:
+    code, output = run("status", "--state-dir", tmp_path)
+    assert code == 1
+    assert "No stack runs here" in output
+    assert "moebius up" in output
+
+
+def test_status_as_json_where_nothing_runs(tmp_path: Path) -> None:
+    code, output = run("status", "--json", "--state-dir", tmp_path)
+    assert code == 1
+    view = json.loads(output)
+    assert view["running"] is False
+    assert view["workers"] == []
+
+
+def test_status_of_a_damaged_state_directory(tmp_path: Path) -> None:
+    (tmp_path / "up.json").write_text("{")
+    assert_one_line_says(moebius("status", "--state-dir", tmp_path), str(tmp_path / "up.json"))
+
+
+def test_the_state_directory_follows_the_environment(tmp_path: Path) -> None:
+    assert str(tmp_path / "moebius") in moebius("status", XDG_STATE_HOME=str(tmp_path)).stdout
+    assert str(tmp_path / "own") in moebius("status", MOEBIUS_STATE_DIR=str(tmp_path / "own")).stdout
+
+
+def test_chat_where_nothing_runs(tmp_path: Path) -> None:
+    assert_one_line_says(moebius("chat", "Hello?", "--state-dir", tmp_path), "moebius up")
+
+
+def test_chat_with_nobody_at_the_url() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert_one_line_says(moebius("chat", "Hello?", "--url", url), "No gateway answers", url)
+
+
+def test_help_lists_every_command() -> None:
+    code, output = run("--help")
+    assert code == 0
+    for command in COMMANDS:
+        assert command in output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_example(command: str) -> None:
+    code, output = run(command, "--help")
+    assert code == 0
+    assert f"moebius {command} " in output.partition("Example")[2]

@@ -1,0 +1,110 @@
+"""`moebius-controller` as a process: no worker outlives it, and it comes back with its memory."""
+
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moebius_controller.events import What
+from moebius_controller.main import main
+from moebius_controller.settings import ControllerSettings
+from moebius_controller.spec import StackSpec, write_stack
+from tests.controller.processes import controller_process, gone, shell, standin
+from tests.stack import free_port
+
+DEAF = "trap '' TERM; while true; do sleep 0.1; done"
+
+
+async def test_metrics_are_served_and_sigterm_ends_all_workers(tmp_path: Path) -> None:
+    specs = standin(tmp_path, "worker-0"), shell(tmp_path, "exec sleep 1000", "worker-1")
+    address = f"127.0.0.1:{free_port()}"
+    async with controller_process(tmp_path, *specs, metrics_listen=address) as controller:
+        pids = await controller.ready(), await controller.running("worker-1")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            text = (await client.get(f"http://{address}/metrics")).text
+        assert 'moebius_controller_worker_state{state="READY",worker="worker-0"} 1.0' in text
+        assert 'moebius_controller_events_total{event="started",worker="worker-1"} 1.0' in text
+        controller.process.send_signal(signal.SIGTERM)
+        assert await controller.ended() == 0
+        await gone(*pids)
+        assert {view.death for view in controller.state().processes.values()} == {"it was killed by SIGTERM"}
+
+
+async def test_a_worker_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    async with controller_process(tmp_path, shell(tmp_path, DEAF), stop_grace=0.5) as controller:
+        pid = await controller.running()
+        controller.process.send_signal(signal.SIGINT)
+        assert await controller.ended() == 0
+        await gone(pid)
+
+
+async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    async with controller_process(tmp_path, shell(tmp_path, DEAF), stop_grace=600) as controller:
+        pid = await controller.running()
+        controller.process.send_signal(signal.SIGTERM)
+        await controller.logged("stopping")
+        controller.process.send_signal(signal.SIGTERM)
+        assert await controller.ended() == 0
+        await gone(pid)
+
+
+async def test_no_worker_outlives_a_killed_controller_and_the_next_one_remembers(tmp_path: Path) -> None:
+    spec = standin(tmp_path)
+    async with controller_process(tmp_path, spec) as controller:
+        first = await controller.ready()
+        controller.process.kill()
+        await controller.ended()
+        await gone(first)
+    async with controller_process(tmp_path, spec, restart_delay=0.1) as controller:
+        await controller.ready(2)
+        told = [(event.what, event.run) for event in controller.state().events]
+        assert told == [
+            (What.STARTED, 1),
+            (What.READY, 1),
+            (What.DIED, 1),
+            (What.STARTED, 2),
+            (What.READY, 2),
+        ]
+        assert controller.told(What.STARTED)[1].reason == "the controller that had started it is gone"
+
+
+async def test_a_damaged_memory_is_said_and_done_without(tmp_path: Path) -> None:
+    (tmp_path / "controller.json").write_text('{"pid": 1, "hist')
+    async with controller_process(tmp_path, shell(tmp_path, "exec sleep 1000")) as controller:
+        await controller.logged("starting without a history")
+        await controller.logged("worker started")
+        assert await controller.running()
+
+
+def refused(*flags: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(flags)
+    assert isinstance(end.value.code, str), "sys.exit prints it, and the status is 1"
+    return end.value.code
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    stack = tmp_path / "stack.json"
+    assert f"cannot read the stack file {stack}" in refused("--stack", str(stack))
+    stack.write_text('{"workers": [{"name": "w"}]}')
+    assert f"cannot read the stack file {stack}" in refused("--stack", str(stack))
+    assert "--max-deaths: Input should be greater than 0" in refused("--stack", "s", "--max-deaths", "0")
+    assert "--metrics-listen: 'x' is not an address" in refused("--stack", "s", "--metrics-listen", "x")
+    assert "--stack: Field required" in refused()
+    write_stack(stack, StackSpec(()))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = refused("--stack", str(stack), "--metrics-listen", address)
+    assert f"cannot serve metrics on {address} (Address already in use)" in said
+    assert "--metrics-listen" in said
+
+
+def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for name, setting in ControllerSettings.model_fields.items():
+        assert f"--{name.replace('_', '-')} " in text
+        assert setting.description

@@ -1,0 +1,101 @@
+"""The local driver with real processes and real signals."""
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moebius_controller.events import What
+from tests.controller.processes import controlled, gone, shell, standin
+from tests.gateway.worker_standin import Plan, StandIn, serving
+
+
+async def test_a_killed_worker_is_restarted_with_back_off(
+    tmp_path: Path,
+) -> None:
+    specs = standin(tmp_path, "worker-0"), standin(tmp_path, "worker-1")
+    async with controlled(tmp_path, *specs, restart_delay=0.2) as stack:
+        neighbour = await stack.ready(name="worker-1")
+        for run in (1, 2):
+            os.kill(await stack.ready(run), signal.SIGKILL)
+        await stack.ready(3)
+        deaths, starts = stack.told(What.DIED), await stack.happened(What.STARTED)
+        assert [(death.worker, death.reason) for death in deaths] == [
+            ("worker-0", "it was killed by SIGKILL")
+        ] * 2
+        assert [start.reason for start in starts] == ["it is to run", *["it was killed by SIGKILL"] * 2]
+        waits = [start.time - death.time for death, start in zip(deaths, starts[1:], strict=True)]
+        # 0.2 s, then 0.4 s, spread by a quarter; more on a busy machine.
+        assert 0.15 <= waits[0] < 2
+        assert 0.3 <= waits[1] < 2
+        assert stack.view("worker-1").pid == neighbour
+
+
+async def test_a_stopped_worker_is_killed_and_replaced(tmp_path: Path) -> None:
+    async with controlled(tmp_path, standin(tmp_path), unresponsive_timeout=1, restart_delay=0.1) as stack:
+        stopped = await stack.ready()
+        os.kill(stopped, signal.SIGSTOP)
+        assert await stack.ready(2) != stopped
+        await gone(stopped)
+        (killed,) = stack.told(What.KILLED)
+        assert killed.reason.startswith("it has not answered for")
+        assert [event.reason for event in stack.told(What.DIED)] == ["it was killed by SIGKILL"]
+
+
+async def test_one_that_never_answers_is_killed_after_the_start_timeout(tmp_path: Path) -> None:
+    async with controlled(tmp_path, shell(tmp_path, "exec sleep 1000"), start_timeout=0.5) as stack:
+        await stack.happened(What.STARTED, 2)
+        assert "did not answer" in stack.told(What.KILLED)[0].reason
+
+
+async def test_what_somebody_else_answers_at_the_address_is_not_believed(tmp_path: Path) -> None:
+    async with serving(StandIn(Plan())) as port:
+        spec = replace(shell(tmp_path, "exec sleep 1000"), listen=f"127.0.0.1:{port}")
+        async with controlled(tmp_path, spec, start_timeout=0.5) as stack:
+            await stack.happened(What.KILLED)
+            assert not stack.told(What.READY)
+
+
+async def test_a_crash_loop_is_given_up_with_its_last_words(tmp_path: Path) -> None:
+    spec = shell(tmp_path, "echo loading; echo 'no luck today' >&2; exit 3")
+    async with controlled(tmp_path, spec, restart_delay=0.02, max_deaths=3, retry_delay=600) as stack:
+        (given_up,) = await stack.happened(What.GAVE_UP)
+        assert given_up.run == 3
+        assert "died 3 times in a row" in given_up.reason
+        assert "it exited with status 3: no luck today" in given_up.reason
+        assert len(stack.told(What.STARTED)) == 3
+        assert stack.view().pid is None
+        assert stack.view().death == "it exited with status 3: no luck today"
+
+
+@pytest.mark.parametrize(
+    ("argv", "log", "reason"),
+    [
+        (("/no/such/program",), "log", "cannot run /no/such/program: No such file or directory"),
+        (("true",), "file/log", "it could not be started"),
+        (("sh", "-c", "exit 5"), "log", "it exited with status 5"),
+        (("sh", "-c", "kill -SEGV $$"), "log", "it was killed by SIGSEGV"),
+        ((sys.executable, "-c", "raise RuntimeError('bad weights')"), "log", "RuntimeError: bad weights"),
+    ],
+)
+async def test_why_a_start_failed_is_told(
+    tmp_path: Path, argv: tuple[str, ...], log: str, reason: str
+) -> None:
+    (tmp_path / "file").touch()
+    spec = replace(shell(tmp_path, ""), argv=argv, log=tmp_path / log)
+    async with controlled(tmp_path, spec) as stack:
+        (died, *_) = await stack.happened(What.DIED)
+        assert reason in died.reason
+
+
+async def test_environment_and_output_are_the_workers_own(tmp_path: Path) -> None:
+    spec = replace(shell(tmp_path, 'echo "$COLOUR" >> "$0"; echo out; echo err >&2'), env={"COLOUR": "green"})
+    spec = replace(spec, argv=(*spec.argv, str(tmp_path / "said")), log=tmp_path / "logs" / "new.log")
+    async with controlled(tmp_path, spec, restart_delay=0.02) as stack:
+        await stack.happened(What.DIED, 2)
+    assert (tmp_path / "said").read_text().splitlines()[:2] == ["green", "green"]
+    # Appended to by each process in turn.
+    assert spec.log.read_text().splitlines()[:4] == ["out", "err", "out", "err"]

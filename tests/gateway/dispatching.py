@@ -1,0 +1,158 @@
+"""What the tests of the gateway's worker side share: dispatchers, generations, conditions to wait for."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from moebius_gateway.types import FinishReason, Generation, ModelInfo, Sampling, Tokens
+from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
+from moebius_gateway.workers.metrics import DispatcherMetrics
+from tests.gateway.worker_standin import Plan, StandIn, serving
+
+ROOT = Path(__file__).parents[2]
+MODEL = ModelInfo("standin", "StandIn", "hash", 4096, 256, (2,), 0)
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Returns when the condition holds; fails after `seconds`."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def generation(
+    prompt: Sequence[int] = (5, 6, 7),
+    *,
+    seed: int = 1,
+    max_tokens: int = 20,
+    seconds: float = 20.0,
+    stop: Sequence[int] = (),
+    logprobs: int | None = None,
+    model: str = "standin",
+) -> Generation:
+    return Generation(
+        request_id=f"test-{seed}",
+        model=model,
+        prompt_ids=tuple(prompt),
+        max_tokens=max_tokens,
+        min_tokens=0,
+        stop_token_ids=tuple(stop),
+        sampling=Sampling(seed=seed, logprobs=logprobs),
+        deadline=time.monotonic() + seconds,
+    )
+
+
+@dataclass
+class Seen:
+    """What a consumer of a stream got, as it came."""
+
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[Tokens] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+async def consume(dispatcher: Dispatcher, wanted: Generation, seen: Seen | None = None) -> Seen:
+    seen = seen or Seen()
+    async with contextlib.aclosing(dispatcher.stream(wanted)) as stream:
+        async for piece in stream:
+            assert seen.finish_reason is None
+            seen.tokens += piece.token_ids
+            seen.pieces.append(piece)
+            seen.finish_reason = piece.finish_reason
+    return seen
+
+
+class Gateway(Dispatcher):
+    """A dispatcher whose metrics can be read."""
+
+    def __init__(self, options: DispatcherOptions) -> None:
+        self.registry = CollectorRegistry()
+        super().__init__(options, DispatcherMetrics(self.registry))
+
+    def metric(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"moebius_gateway_{name}", labels)
+        assert value is not None, f"{name} {labels} is not exported"
+        return value
+
+    def idle(self) -> bool:
+        """Nothing is left behind: no gauge, no map holds a generation."""
+        gauges = self.metric("streams_in_flight") + self.metric("streams_waiting")
+        return gauges == 0 and not any(view.in_flight for view in self.workers())
+
+
+@asynccontextmanager
+async def gateway(*ports: int, **options: object) -> AsyncIterator[Gateway]:
+    """A started dispatcher of workers on these ports of loopback."""
+    addresses = tuple(f"127.0.0.1:{port}" for port in ports)
+    built = Gateway(DispatcherOptions(workers=addresses, **options))  # type: ignore[arg-type]
+    await built.start()
+    try:
+        yield built
+    finally:
+        await built.stop()
+
+
+@asynccontextmanager
+async def cluster(count: int, plan: Plan | None = None, **options: object) -> AsyncIterator["Cluster"]:
+    """`count` stand-ins in this process and a dispatcher that is attached to all."""
+    async with contextlib.AsyncExitStack() as stack:
+        workers = [StandIn(plan or Plan(), name=f"w{i}") for i in range(count)]
+        ports = [await stack.enter_async_context(serving(worker)) for worker in workers]
+        built = await stack.enter_async_context(gateway(*ports, **options))
+        await until(lambda: all(view.model for view in built.workers()))
+        yield Cluster(built, workers, ports)
+
+
+@dataclass
+class Cluster:
+    gateway: Gateway
+    workers: list[StandIn]
+    ports: list[int]
+
+    def busy(self) -> StandIn:
+        """The worker that runs most."""
+        return max(self.workers, key=lambda worker: len(worker.running))
+
+    def submits(self) -> int:
+        return sum(len(worker.submits) for worker in self.workers)
+
+
+@asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator["Process"]:
+    """A stand-in as a process; killed at the end if it still runs."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.gateway.worker_standin",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert child.stdout is not None
+    try:
+        address = (await child.stdout.readline()).decode().strip()
+        assert address, "the stand-in did not start"
+        yield Process(child, int(address.rpartition(":")[2]))
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+@dataclass
+class Process:
+    child: asyncio.subprocess.Process
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"

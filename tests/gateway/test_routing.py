@@ -1,0 +1,95 @@
+"""Which worker gets a request, and what is remembered to decide it."""
+
+from moebius_gateway.workers.health import FIRST_EJECTION, LONGEST_EJECTION, Health
+from moebius_gateway.workers.routing import BLOCK, MAX_BLOCKS, PrefixMap, pick, prefix_blocks
+from moebius_gateway.workers.view import WorkerState, WorkerView
+
+
+def worker(address: str, load: int = 0, in_flight: int = 0, max_running: int = 8) -> WorkerView:
+    return WorkerView(
+        address, WorkerState.READY, load=load, in_flight=in_flight, max_running=max_running, incarnation="i"
+    )
+
+
+def test_blocks_are_whole_and_depend_on_all_before() -> None:
+    tokens = tuple(range(3 * BLOCK))
+    blocks = prefix_blocks(tokens)
+    assert len(blocks) == 3
+    assert prefix_blocks(tokens[:-1]) == blocks[:2]
+    assert prefix_blocks((*tokens, 7)) == blocks
+    # Another first token changes every block, another last one only the last.
+    assert not set(prefix_blocks((99, *tokens[1:]))) & set(blocks)
+    assert prefix_blocks((*tokens[:-1], 99))[:2] == blocks[:2]
+    assert prefix_blocks((*tokens[:-1], 99))[2] != blocks[2]
+
+
+def test_a_prompt_without_a_whole_block_has_none_and_a_huge_one_few() -> None:
+    assert prefix_blocks((1, 2, 3)) == ()
+    assert len(prefix_blocks(range(BLOCK * (MAX_BLOCKS + 5)))) == MAX_BLOCKS
+
+
+def test_a_map_matches_the_longest_known_beginning() -> None:
+    known = PrefixMap()
+    tokens = tuple(range(4 * BLOCK))
+    known.learn(prefix_blocks(tokens))
+    assert known.match(prefix_blocks((*tokens, *tokens))) == 4
+    assert known.match(prefix_blocks((*tokens[: 2 * BLOCK], *tokens))) == 2
+    assert known.match(prefix_blocks(tokens[1:])) == 0
+
+
+def test_a_map_is_bounded_and_forgets_the_ends_of_old_prefixes_first() -> None:
+    known = PrefixMap(capacity=6)
+    old, new = prefix_blocks(range(4 * BLOCK)), prefix_blocks(range(1, 4 * BLOCK + 1))
+    known.learn(old)
+    known.learn(new)
+    assert len(known) == 6
+    assert known.match(new) == 4
+    assert known.match(old) == 2
+    for start in range(100):
+        known.learn(prefix_blocks(range(start, start + 4 * BLOCK)))
+    assert len(known) == 6
+
+
+def test_the_least_loaded_is_picked_by_share_of_what_it_can_run() -> None:
+    assert pick([worker("a", load=3), worker("b", load=2)], {}).address == "b"
+    assert pick([worker("a", load=3, max_running=64), worker("b", load=2)], {}).address == "a"
+
+
+def test_a_cached_prefix_outweighs_some_load_but_not_any() -> None:
+    warm = {"a": 1.0}
+    assert pick([worker("a", load=3), worker("b")], warm).address == "a"
+    assert pick([worker("a", load=5), worker("b")], warm).address == "b"
+    assert pick([worker("a", load=3), worker("b")], {"a": 0.25}).address == "b"
+
+
+def test_ties_go_to_the_one_with_fewer_of_ours() -> None:
+    assert pick([worker("a", load=2, in_flight=2), worker("b", load=2, in_flight=1)], {}).address == "b"
+
+
+def test_one_death_changes_nothing_repeated_ones_bring_a_trial() -> None:
+    once = Health().lost(100.0)
+    assert not once.on_trial
+    assert once.ejected_until == 0
+    twice = once.lost(100.0)
+    assert twice.on_trial
+    assert twice.ejected_until == 100.0 + FIRST_EJECTION
+    assert twice.lost(100.0).ejected_until == 100.0 + 2 * FIRST_EJECTION
+    many = twice
+    for _ in range(20):
+        many = many.lost(100.0)
+    assert many.ejected_until == 100.0 + LONGEST_EJECTION
+
+
+def test_a_new_incarnation_may_be_tried_at_once() -> None:
+    again = Health().lost(100.0).lost(100.0).restarted()
+    assert again.on_trial
+    assert again.ejected_until == 0
+
+
+def test_a_trial_admits_one_request_at_a_time_after_the_ejection() -> None:
+    ejected = WorkerView("a", WorkerState.READY, on_trial=True, ejected_until=50.0)
+    assert not ejected.admits(49.0)
+    assert ejected.admits(50.0)
+    trying = WorkerView("a", WorkerState.READY, on_trial=True, in_flight=1)
+    assert not trying.admits(50.0)
+    assert WorkerView("a", WorkerState.READY, in_flight=9).admits(0.0)
