@@ -11,12 +11,13 @@ def write_kv(
 ) -> None:
     """Puts the rows' keys and values, [T, KV, D] each, where `plan.slots` says.
 
-    k_pages and v_pages [pages, page_size, KV, D], the dtype of k and v. What is not finite becomes finite:
-    padded rows multiply a page's leftovers by zero, and zero times NaN would pass one request's fault on
-    to others. (The faulty request itself keeps its NaN, through its residual stream.)
+    k_pages and v_pages [pages, page_size, KV, D], the dtype of k and v. What is not finite becomes 0: padding
+    multiplies a page's leftovers by zero, and zero times NaN would pass one request's fault on to others.
+    (The faulty request itself keeps its NaN, through its residual stream.)
     """
-    k_pages.view(-1, *k.shape[1:]).index_copy_(0, plan.slots, k.nan_to_num())
-    v_pages.view(-1, *v.shape[1:]).index_copy_(0, plan.slots, v.nan_to_num())
+    for rows, pages in ((k, k_pages), (v, v_pages)):
+        finite = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        pages.view(-1, *rows.shape[1:]).index_copy_(0, plan.slots, finite)
 
 
 def paged_attention(

@@ -79,8 +79,13 @@ class StateDir:
             record = _ADAPTER.validate_json((self.path / "up.json").read_bytes())
         except FileNotFoundError:
             return None
-        except (OSError, ValidationError) as error:
-            raise CliError(f"Cannot read {self.path / 'up.json'}: {error}") from error
+        except OSError as error:
+            raise CliError(f"Cannot read {self.path / 'up.json'}: {error.strerror}") from error
+        except ValidationError as error:
+            raise CliError(
+                f"{self.path / 'up.json'} is damaged ({error.errors()[0]['msg']}): remove it, "
+                "and end what still runs of its stack."
+            ) from error
         return record if record.alive() else None
 
     @contextmanager

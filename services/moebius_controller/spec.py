@@ -41,5 +41,9 @@ def read_stack(path: Path) -> StackSpec:
     """Raises StackFileError."""
     try:
         return _ADAPTER.validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise StackFileError(f"cannot read the stack file {path}: {error}") from error
+    except OSError as error:
+        raise StackFileError(f"cannot read the stack file {path}: {error.strerror}") from error
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise StackFileError(f"cannot read the stack file {path}: {where} {fault['msg']}") from error

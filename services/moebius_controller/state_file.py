@@ -50,5 +50,9 @@ def load_state(path: Path) -> ControllerState | None:
         return _ADAPTER.validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        raise StateFileError(f"cannot read the controller's state {path}: {error}") from error
+    except OSError as error:
+        raise StateFileError(f"cannot read the controller's state {path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise StateFileError(
+            f"cannot read the controller's state {path}: {error.errors()[0]['msg']}"
+        ) from error

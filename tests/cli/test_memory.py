@@ -6,7 +6,7 @@ import pytest
 
 from moebius_cli.errors import CliError
 from moebius_cli.memory import GIB, MemoryNeed, count_parameters
-from moebius_worker.checkpoint.checkpoint import open_checkpoint
+from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
 from tests.tiny import write_checkpoint
 
 
@@ -29,7 +29,7 @@ def test_a_damaged_header_is_named(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "tiny")
     (file,) = path.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(CliError, match="damaged"):
+    with pytest.raises(CheckpointError, match="damaged"):
         count_parameters(open_checkpoint(str(path)))
 
 

@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from moebius_cli.main import app
-from tests.cli.commands import assert_one_line_says, moebius
+from tests.cli.refusal import assert_one_line_says
+from tests.cli.running_up import moebius
 from tests.stack import free_port
 
 COMMANDS = ("up", "status", "chat", "upcycle")

@@ -1,181 +1,209 @@
-"""`moebius up` from start to end, and again: real workers, a tiny model, a real Ctrl-C."""
+"""`moebius up` with two workers, from its start to Ctrl-C, and the commands that a user types meanwhile.
 
-import asyncio
+The tests of the first stack run in the order in which they are written; the last one stops it.
+"""
+
+import json
 import os
+import re
+import shlex
 import signal
 import subprocess
-import time
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
-from tests.cli.commands import MOEBIUS, assert_one_line_says, moebius, processes_that_name
-from tests.stack import Stack, free_port, stack, until
-from tests.tiny import write_checkpoint
+from tests.cli.running_up import RunningUp, assert_gone, mentioning, running_up, wait_for
 
-# Seconds for a start with everything in place, on two busy cores.
-FAST = 40.0
+pytestmark = pytest.mark.timeout(180)
+SECONDS = r"\d+\.\d s"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny checkpoint; all processes of these tests name it."""
-    folder = tmp_path_factory.mktemp("up")
-    write_checkpoint(folder / "tiny-mixtral")
-    return folder
+def up(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    with running_up(tiny_model, tmp_path_factory.mktemp("up") / "state") as running:
+        running.says("Ctrl-C stops it")
+        yield running
 
 
-async def test_up_serves_until_ctrl_c_and_leaves_nothing(home: Path) -> None:
-    model, state = home / "tiny-mixtral", home / "state"
-    async with stack(model, state) as running:
-        status = await running.status()
-        assert [worker["state"] for worker in status["workers"]] == ["READY", "READY"]
-        assert [event["what"] for event in status["events"]].count("ready") == 2
-        await _speaks_as_promised(running)
-
-        another = await asyncio.to_thread(moebius, "up", "--model", model, "--state-dir", state)
-        assert_one_line_says(another, "already running", running.url)
-
-        said = await asyncio.to_thread(moebius, "chat", "Hello?", "--max-tokens", "8", "--state-dir", state)
-        assert said.returncode == 0, said.stderr
-        assert said.stdout.strip()
-        shown = await asyncio.to_thread(moebius, "status", "--state-dir", state)
-        assert shown.returncode == 0
-        assert "READY" in shown.stdout
-        assert str(status["workers"][0]["pid"]) in shown.stdout
-        assert processes_that_name(home)
-    assert running.process.returncode == 0
-    assert "Stopped." in running.log.read_text()
-    assert processes_that_name(home) == []
-    assert moebius("status", "--state-dir", state).returncode == 1
-
-    started = time.monotonic()
-    async with stack(model, state, workers=1):
-        assert time.monotonic() - started < FAST
-    assert processes_that_name(home) == []
+def test_it_shows_each_step_with_its_time(up: RunningUp) -> None:
+    for step in (
+        rf"✓ model +tiny-moe at {up.model} {SECONDS}\n",
+        rf"✓ workers +2 ready {SECONDS}\n",
+        rf"✓ gateway +ready at {up.url} {SECONDS}\n",
+    ):
+        assert re.search(step, up.output), up.output
 
 
-async def _speaks_as_promised(running: Stack) -> None:
-    """Steps with times, an answer, and how to ask more; none of it made for a terminal."""
-
-    async def complete() -> bool:
-        return "Ctrl-C stops it" in running.log.read_text()
-
-    await until(complete, FAST, "moebius up says how to go on")
-    text = running.log.read_text()
-    for step in ("model", "workers", "gateway"):
-        (line,) = (line for line in text.splitlines() if line.startswith(f"✓ {step}"))
-        assert line.endswith(" s")
-    assert "> What is the capital of France?" in text
-    assert f"curl {running.url}/v1/chat/completions" in text
-    assert f'OpenAI(base_url="{running.url}/v1"' in text
-    assert "\x1b" not in text
-
-
-async def test_a_killed_worker_comes_back_and_up_tells_so(home: Path) -> None:
-    async with stack(home / "tiny-mixtral", home / "state-killed", workers=1) as running:
-        (before,) = (await running.status())["workers"]
-        os.kill(before["pid"], signal.SIGKILL)
-
-        async def back() -> dict[str, object] | None:
-            status = await running.status()
-            (worker,) = status["workers"]
-            return status if worker["state"] == "READY" and worker["pid"] != before["pid"] else None
-
-        status = await until(back, FAST, "the worker is back")
-        told = [(event["what"], event["reason"]) for event in status["events"][-3:]]
-        assert [what for what, _ in told] == ["died", "started", "ready"]
-        assert "SIGKILL" in told[0][1]
-
-        async def printed() -> bool:
-            text = running.log.read_text()
-            return "worker-0 died: it was killed by SIGKILL" in text and "worker-0 ready" in text
-
-        await until(printed, 5, "moebius up tells it")
-
-
-async def test_a_killed_controller_is_started_again_with_its_memory(home: Path) -> None:
-    async with stack(home / "tiny-mixtral", home / "state-controller", workers=1) as running:
-        before = await running.status()
-        os.kill(before["controller_pid"], signal.SIGKILL)
-
-        async def back() -> dict[str, object] | None:
-            status = await running.status()
-            ready = status["controller_pid"] != before["controller_pid"] and status["gateway"]["ready"]
-            return status if ready and status["workers"][0]["starts"] == 2 else None
-
-        after = await until(back, FAST, "controller and worker are back")
-        assert after["gateway"]["pid"] == before["gateway"]["pid"]
-        assert after["events"][: len(before["events"])] == before["events"]
-
-
-async def test_the_death_of_up_takes_all_with_it(home: Path) -> None:
-    state = home / "state-orphans"
-    async with stack(home / "tiny-mixtral", state, workers=1) as running:
-        family = psutil.Process(running.process.pid).children(recursive=True)
-        assert len(family) >= 4  # controller, gateway, worker, engine
-        running.process.kill()
-        await running.process.wait()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=5)
-        assert not alive
-    assert moebius("status", "--state-dir", state).returncode == 1
-
-
-async def test_a_second_ctrl_c_ends_at_once(home: Path) -> None:
-    env = {"MOEBIUS_GATEWAY_DRAIN_GRACE": "30"}
-    async with stack(home / "tiny-mixtral", home / "state-hurry", workers=1, env=env) as running:
-        model = await running.model()
-        async with running.client() as client:
-            body = {"model": model, "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-            async with client.stream("POST", "/v1/completions", json=body) as response:
-                await anext(response.aiter_lines())
-                # The engine stops, so that the stream would hold the gateway's drain to its end.
-                (worker,) = (await running.status())["workers"]
-                os.kill(worker["engine_pid"], signal.SIGSTOP)
-                running.process.send_signal(signal.SIGINT)
-                await until(lambda: "Stopping" in running.log.read_text(), 5, "it is stopping")
-                running.process.send_signal(signal.SIGINT)
-                await asyncio.wait_for(running.process.wait(), 10)
-    assert processes_that_name(home) == []
-
-
-def test_once_is_a_smoke_test(home: Path) -> None:
-    done = moebius(
-        *("up", "--once", "--question", "Hello?", "--workers", "1", "--port", str(free_port())),
-        *("--model", home / "tiny-mixtral", "--state-dir", home / "state-once"),
-        timeout=FAST + 20,
+def test_it_asks_and_shows_the_answer(up: RunningUp) -> None:
+    asked = re.search(
+        rf"\n> What is the capital of France\?\n(.+)\n\d+ pieces in {SECONDS}\n", up.output, re.DOTALL
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "> Hello?" in done.stdout
-    assert "Stopped." in done.stdout
-    assert processes_that_name(home) == []
+    assert asked, up.output
+    assert asked[1].strip()
 
 
-async def test_a_model_without_chat_template_is_served_all_the_same(home: Path, tmp_path: Path) -> None:
-    plain = write_checkpoint(tmp_path / "plain")
-    (plain / "tokenizer_config.json").write_text("{}")
-    async with stack(plain, home / "state-plain", workers=1) as running:
-        await until(lambda: "Ctrl-C stops it" in running.log.read_text(), FAST, "it goes on")
-        assert "Not answered" in running.log.read_text()
-        async with running.client() as client:
-            body = {"model": "plain", "prompt": "Once", "max_tokens": 4}
-            assert (await client.post("/v1/completions", json=body)).status_code == 200
+def test_the_curl_line_works(up: RunningUp) -> None:
+    line = re.search(r"^  (curl .*\\\n.*)$", up.output, re.MULTILINE)
+    assert line, up.output
+    _, url, header_flag, header, data_flag, data = shlex.split(line[1].replace("\\\n", " "))
+    assert (header_flag, data_flag) == ("-H", "-d")
+    name, value = header.split(": ")
+    response = httpx.post(url, headers={name: value}, content=data, timeout=60, trust_env=False)
+    assert response.status_code == 200, response.text
+    assert response.json()["choices"][0]["message"]["role"] == "assistant"
 
 
-def test_ctrl_c_while_starting_leaves_nothing(home: Path) -> None:
-    process = subprocess.Popen(
-        [
-            *(MOEBIUS, "up", "--port", str(free_port()), "--model", home / "tiny-mixtral"),
-            *("--state-dir", home / "state-early"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+def test_the_openai_lines_work(up: RunningUp) -> None:
+    program = re.search(r"^  from openai import OpenAI\n(?:  .*\n)+", up.output, re.MULTILINE)
+    assert program, up.output
+    lines = [line.removeprefix("  ") for line in program[0].splitlines()]
+    assert len(lines) == 5
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert process.stdout is not None
-    assert "model" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
-    assert "Traceback" not in output
-    assert processes_that_name(home) == []
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_status_for_people(up: RunningUp) -> None:
+    shown = up.command("status")
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"^model +tiny-moe$", shown.stdout, re.MULTILINE)
+    assert re.search(rf"^gateway +{up.url} +ready +pid \d+$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^controller +pid \d+$", shown.stdout, re.MULTILINE)
+    for worker in ("worker-0", "worker-1"):
+        assert re.search(rf"^ ?{worker} +READY +\d+ +\d+ ", shown.stdout, re.MULTILINE), shown.stdout
+        assert re.search(rf"\d\d:\d\d:\d\d +{worker} +started: it is to run", shown.stdout)
+        assert re.search(rf"\d\d:\d\d:\d\d +{worker} +ready: its engine serves", shown.stdout)
+
+
+def test_status_for_programs(up: RunningUp) -> None:
+    shown = up.command("status", "--json")
+    assert shown.returncode == 0, shown.stderr
+    status = json.loads(shown.stdout)
+    assert status["running"] is True
+    assert status["model"] == "tiny-moe"
+    assert status["gateway"]["url"] == up.url
+    assert status["gateway"]["ready"] is True
+    assert [worker["state"] for worker in status["workers"]] == ["READY", "READY"]
+    assert {event["what"] for event in status["events"]} == {"started", "ready"}
+    pids = {process.pid for process in up.family()}
+    named = {status["gateway"]["pid"], status["controller_pid"]}
+    named |= {worker[key] for worker in status["workers"] for key in ("pid", "engine_pid")}
+    assert named == pids, "status names every process"
+    assert all(Path(worker["log"]).is_file() for worker in status["workers"])
+
+
+def test_chat_answers_a_question(up: RunningUp) -> None:
+    said = up.command("chat", "Say hello.", "--max-tokens", 8, "--temperature", 0)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip()
+    assert said.stderr == ""
+
+
+def test_chat_holds_a_conversation(up: RunningUp) -> None:
+    flags = ("--max-tokens", 4, "--temperature", 0, "--system", "Be brief.")
+    said = up.command("chat", *flags, stdin="First?\nSecond?\n\nNot asked\n")
+    assert said.returncode == 0, said.stderr
+    assert f"Talking to {up.url}" in said.stderr
+    assert said.stderr.count("> ") == 3, "two questions, and the empty line that ends it"
+
+
+def test_chat_tells_what_the_gateway_refuses(up: RunningUp) -> None:
+    said = up.command("chat", "Hello?", "--model", "gpt-5")
+    assert said.returncode == 1
+    assert "gpt-5" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def test_a_second_up_says_where_the_first_is(up: RunningUp) -> None:
+    second = up.command("up", "--model", up.model)
+    assert second.returncode == 1
+    assert f"already running at {up.url}" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert httpx.get(f"{up.url}/readyz", trust_env=False).status_code == 200, "the first is undisturbed"
+
+
+def test_a_killed_gateway_comes_back(up: RunningUp) -> None:
+    def gateway() -> dict[str, object]:
+        view: dict[str, object] = json.loads(up.command("status", "--json").stdout)["gateway"]
+        return view
+
+    killed = gateway()["pid"]
+    assert isinstance(killed, int)
+    os.kill(killed, signal.SIGKILL)
+    up.says("gateway ended with status -9 and is started again", 10)
+    wait_for(lambda: gateway()["pid"] != killed and gateway()["ready"], "another gateway is ready")
+
+
+def test_ctrl_c_drains_and_leaves_nothing(up: RunningUp) -> None:
+    family = up.family()
+    assert len(family) == 6, "gateway, controller, and two each of worker and engine"
+    body = {
+        "model": "tiny-moe",
+        "prompt": "Once",
+        "max_tokens": 1500,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with httpx.stream("POST", f"{up.url}/v1/completions", json=body, timeout=60, trust_env=False) as response:
+        lines = response.iter_lines()
+        next(lines)
+        up.process.send_signal(signal.SIGINT)
+        rest = list(lines)
+    assert rest[-2:] == ["data: [DONE]", ""], "the stream that ran was finished"
+    assert up.ended() == 0
+    assert_gone(family)
+    assert not mentioning(up.model)
+    assert "Stopping: streams may finish" in up.output
+    assert up.output.endswith("Stopped.\n")
+    assert "\x1b" not in up.output, "made for a terminal"
+    assert "Traceback" not in up.output
+    shown = up.command("status")
+    assert shown.returncode == 1
+    assert "No stack runs here" in shown.stdout
+    assert json.loads(up.command("status", "--json").stdout)["running"] is False
+
+
+def test_a_second_start_in_the_same_place_and_once(up: RunningUp) -> None:
+    assert up.process.poll() is not None
+    question = ("--question", "Say [bold]hello[/bold].")
+    done = up.command("up", "--model", up.model, "--workers", 1, "--port", up.url[-5:], "--once", *question)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"✓ workers +1 ready {SECONDS}\n", done.stdout), done.stdout
+    assert "> Say [bold]hello[/bold].\n" in done.stdout
+    assert done.stdout.endswith("Stopped.\n")
+    assert not mentioning(up.model)
+
+
+def loading(up: RunningUp) -> list[psutil.Process]:
+    """Waits until all processes are there, whether ready or not; returns them."""
+    wait_for(lambda: len(up.engines()) == 1, f"an engine is started; output:\n{up.output}")
+    return up.family()
+
+
+def test_nothing_outlives_a_killed_up(tiny_model: Path, tmp_path: Path) -> None:
+    with running_up(tiny_model, tmp_path / "state", "--workers", "1") as up:
+        family = loading(up)
+        assert len(family) == 4
+        up.process.kill()
+        assert up.ended() == -signal.SIGKILL
+        assert_gone(family)
+        assert up.command("status").returncode == 1, "its record is there, but it is not"
+
+
+def test_a_second_ctrl_c_does_not_wait(tiny_model: Path, tmp_path: Path) -> None:
+    with running_up(tiny_model, tmp_path / "state", "--workers", "1") as up:
+        family = loading(up)
+        for process in family:
+            process.suspend()
+        up.process.send_signal(signal.SIGINT)
+        up.says("Ctrl-C again ends everything at once", 10)
+        up.process.send_signal(signal.SIGINT)
+        assert up.ended(10) == 0
+        assert_gone(family)

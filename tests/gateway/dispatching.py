@@ -24,7 +24,7 @@ MODEL = ModelInfo("standin", "StandIn", "hash", 4096, 256, (2,), 0)
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
     """Returns when the condition holds; fails after `seconds`."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 

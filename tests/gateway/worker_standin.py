@@ -1,6 +1,7 @@
 """A worker without a model: speaks worker.proto, draws each token from (all tokens before it, seed).
 
-In a test's process: `async with standin() as worker`. As a process of its own, to be killed with real signals:
+In a test's process: `async with serving(StandIn(Plan())) as port`. As a process of its own, to be killed
+with real signals:
 
     python -m tests.gateway.worker_standin --rate 60
 
@@ -24,8 +25,9 @@ import grpc
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
-# Real ids of tests.tiny's tokenizer, without its special ones.
-FIRST_TOKEN, VOCAB_SIZE = 3, 256
+# What it generates: ids of printable ASCII in the tokenizer of tests.tiny. From END_TOKEN on they occur in
+# prompts only, so that a killer among them is never generated.
+FIRST_TOKEN, END_TOKEN, VOCAB_SIZE = 3, 97, 384
 SERVER_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
@@ -34,7 +36,7 @@ SERVER_OPTIONS = (
 
 
 def next_token(state: int) -> int:
-    return FIRST_TOKEN + (state >> 20) % (VOCAB_SIZE - FIRST_TOKEN)
+    return FIRST_TOKEN + (state >> 20) % (END_TOKEN - FIRST_TOKEN)
 
 
 def advance(state: int, token: int) -> int:
@@ -64,9 +66,10 @@ def undisturbed(
 
 @dataclass(frozen=True)
 class Plan:
-    """How the stand-in behaves. `rate`: steps a second; `killers`: tokens whose presence in a step ends the engine.
+    """How the stand-in behaves.
 
-    `exits`: the whole process dies of a killer instead, without a word.
+    `rate`: steps a second. `killers`: tokens whose presence in a step ends the engine, or, if `exits`, the
+    whole process without a word.
     """
 
     rate: float = 200.0
@@ -293,7 +296,7 @@ class StandIn(WorkerServicer):
 
 @asynccontextmanager
 async def serving(worker: StandIn, port: int = 0) -> AsyncIterator[int]:
-    """Serves it on loopback; yields the port. Leaving resets all streams, as the death of the process would."""
+    """Serves it on loopback; yields the port. Leaving resets all streams, as a death of the process would."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServicer_to_server(worker, server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")

@@ -124,10 +124,11 @@ def test_bf16():
     World(6, 2, 8, dtype=torch.bfloat16).check(MIXED, tolerance=0.05)
 
 
-def test_a_faulty_request_leaves_nothing_that_infects_others():
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
+def test_a_faulty_request_leaves_nothing_that_infects_others(fault):
     world = World(4, 2, 8)
     plan = world.plan([Span(0, 8, [world.free[-1]])])
-    broken = torch.full((8, 2, HEAD_DIM), float("nan"), device=DEVICE)
+    broken = torch.full((8, 2, HEAD_DIM), fault, device=DEVICE)
     write_kv(broken, broken, world.k_pages, world.v_pages, plan)
     # The next request gets that page and fills two of its places; the longer one beside it causes padding.
     world.check([(1, 1), (2, 1)])

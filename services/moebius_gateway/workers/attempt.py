@@ -31,6 +31,9 @@ class Attempt:
 
     def push(self, tokens: Tokens) -> None:
         self._tokens.append(tokens)
+        if tokens.finish_reason is not None and self._timer is not None:
+            # Finished in time, however late it is read.
+            self._timer.cancel()
         self._event.set()
 
     def fail(self, failure: Failure) -> None:
@@ -46,12 +49,13 @@ class Attempt:
         if not self._tokens and self._failure is None and not self._expired:
             self._event.clear()
             await self._event.wait()
+        if self._expired:
+            raise TimeoutError
         if self._tokens:
             pieces, self._tokens = self._tokens, []
             return wire.merged(pieces)
-        if self._failure is not None:
-            return self._failure
-        raise TimeoutError
+        assert self._failure is not None
+        return self._failure
 
     def _expire(self) -> None:
         self._expired = True

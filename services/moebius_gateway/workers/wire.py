@@ -57,7 +57,7 @@ def tokens(delta: pb.Delta) -> Tokens:
     """A finish reason that this gateway does not know (a newer worker's) counts as a stop."""
     return Tokens(
         token_ids=tuple(delta.token_ids),
-        logprobs=tuple(_logprobs(one) for one in delta.logprobs),
+        logprobs=tuple(map(_logprobs, delta.logprobs)),
         finish_reason=_FINISH.get(delta.finish_reason, FinishReason.STOP) if delta.finish_reason else None,
         cached_tokens=delta.cached_tokens,
     )

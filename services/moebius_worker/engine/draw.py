@@ -75,9 +75,7 @@ def _nucleus(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
     limits = [min(one.top_k or vocab_size, vocab_size) for one in params]
     asked = max((one.top_k for one in params), default=0)
     width = min(vocab_size, max(asked, _CANDIDATES))
-    top_p = torch.tensor([one.top_p for one in params], dtype=torch.float64, device=scaled.device).unsqueeze(
-        1
-    )
+    top_p = torch.tensor([[one.top_p] for one in params], dtype=torch.float64, device=scaled.device)
     limit = torch.tensor(limits, device=scaled.device).unsqueeze(1)
     all_mass = scaled.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
     while True:

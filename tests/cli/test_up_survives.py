@@ -1,0 +1,67 @@
+"""What `moebius up` lives through, and tells: dead workers, a dead controller, a model that cannot chat."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.running_up import RunningUp, running_up, wait_for
+from tests.tiny import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def up(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    with running_up(tiny_model, tmp_path_factory.mktemp("survives") / "state", "--workers", "1") as running:
+        running.says("Ctrl-C stops it")
+        yield running
+
+
+def ready_again(up: RunningUp, starts: int) -> dict[str, Any]:
+    """Waits until the worker's process number `starts` serves, and the controller knows; returns the status."""
+
+    def status() -> dict[str, Any] | None:
+        view: dict[str, Any] = json.loads(up.command("status", "--json").stdout)
+        last = view["events"][-1]
+        return view if (last["run"], last["what"]) == (starts, "ready") else None
+
+    found: dict[str, Any] = wait_for(status, f"process {starts} of the worker is ready", 60)
+    return found
+
+
+def test_a_killed_worker_comes_back_and_it_is_told(up: RunningUp) -> None:
+    before = ready_again(up, 1)
+    os.kill(before["workers"][0]["pid"], signal.SIGKILL)
+    after = ready_again(up, 2)
+    assert after["gateway"]["pid"] == before["gateway"]["pid"]
+    died, started, ready = after["events"][-3:]
+    assert [died["what"], started["what"], ready["what"]] == ["died", "started", "ready"]
+    assert "SIGKILL" in died["reason"]
+    up.says("worker-0 died: it was killed by SIGKILL", 10)
+    wait_for(lambda: up.output.count("worker-0 ready: its engine serves") == 1, "it is told", 10)
+
+
+def test_a_killed_controller_is_started_again_with_its_memory(up: RunningUp) -> None:
+    """Its workers die with it: the next controller starts them anew, and knows what was before."""
+    before = ready_again(up, 2)
+    os.kill(before["controller_pid"], signal.SIGKILL)
+    after = ready_again(up, 3)
+    assert after["controller_pid"] != before["controller_pid"]
+    assert after["gateway"]["pid"] == before["gateway"]["pid"]
+    assert after["events"][: len(before["events"])] == before["events"]
+    up.says("controller ended with status -9 and is started again", 5)
+
+
+def test_a_model_without_chat_template_is_served_all_the_same(tmp_path: Path) -> None:
+    plain = write_checkpoint(tmp_path / "plain")
+    (plain / "tokenizer_config.json").write_text("{}")
+    with running_up(plain, tmp_path / "state", "--workers", "1") as up:
+        up.says("Ctrl-C stops it")
+        assert "Not answered: this model has no chat template" in up.output
+        body = {"model": "plain", "prompt": "Once", "max_tokens": 4}
+        answer = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60, trust_env=False)
+        assert answer.status_code == 200, answer.text
