@@ -95,7 +95,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
         page_size=runner.page_size,
         num_pages=runner.num_pages,
         max_running=settings.max_running,
-        max_step_tokens=settings.max_step_tokens,
+        max_step_tokens=runner.max_step_tokens,
         max_model_len=runner.max_model_len,
         max_waiting=settings.max_waiting,
     )

@@ -24,6 +24,8 @@ from moebius_worker.host_memory import Memory, host_memory
 # What is being done, and how many of how many bytes are.
 Progress = Callable[[str, int, int], None]
 
+# A step should not hold up the streams that share it for more than about a second on the slowest device.
+_STEP_TOKENS = {"cpu": 128, "cuda": 4096}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 log = structlog.get_logger(__name__)
@@ -35,7 +37,7 @@ class RunnerOptions:
 
     `device`: "auto" (CUDA if present), "cpu", "cuda", "cuda:1". `dtype`: "auto" (fp32 on the CPU, else the
     checkpoint's), "float32", "bfloat16", "float16". `kv_cache_bytes` and `max_model_len`: None leaves them to
-    the memory plan; `threads`: None leaves them to PyTorch.
+    the memory plan; `threads`: None leaves them to PyTorch; `max_step_tokens`: None leaves it to the device.
     """
 
     device: str = "auto"
@@ -44,17 +46,24 @@ class RunnerOptions:
     page_size: int = 16
     max_model_len: int | None = None
     threads: int | None = None
-    max_step_tokens: int = 512
+    max_step_tokens: int | None = None
 
 
 class ModelRunner:
     def __init__(
-        self, architecture: str, model: Decoder, plan: MemoryPlan, page_size: int, place: Place
+        self,
+        architecture: str,
+        model: Decoder,
+        plan: MemoryPlan,
+        page_size: int,
+        max_step_tokens: int,
+        place: Place,
     ) -> None:
         """Allocates the KV cache of `plan` at `place`, where the parameters of `model` are."""
         self.architecture = architecture
         self.vocab_size = model.config.vocab_size
         self.page_size = page_size
+        self.max_step_tokens = max_step_tokens
         self.num_pages = plan.num_pages
         self.max_model_len = plan.max_model_len
         self.device_name = str(place.device)
@@ -78,8 +87,9 @@ class ModelRunner:
         sizes = build_model(checkpoint.config, Place(torch.device("meta"), place.dtype))
         reader = open_weights(checkpoint)
         gpu = place.device.type == "cuda"
+        step_tokens = options.max_step_tokens or _STEP_TOKENS[place.device.type]
         plan = plan_memory(
-            _demand(sizes, options, place.dtype),
+            _demand(sizes, options, step_tokens, place.dtype),
             Memory(*torch.cuda.mem_get_info(place.device)) if gpu else host_memory(),
             GPU_SHARE if gpu else HOST_SHARE,
         )
@@ -91,7 +101,7 @@ class ModelRunner:
             model.ignores,
             lambda name, done, total: progress("loading weights", done, total),
         )
-        return cls(architecture_of(checkpoint.config), model, plan, options.page_size, place)
+        return cls(architecture_of(checkpoint.config), model, plan, options.page_size, step_tokens, place)
 
     @torch.inference_mode()
     def step(self, slices: Sequence[Slice]) -> torch.Tensor:
@@ -145,8 +155,8 @@ def _place(checkpoint: Checkpoint, options: RunnerOptions) -> Place:
     return Place(torch.device(name), _DTYPES[dtype])
 
 
-def _demand(model: Decoder, options: RunnerOptions, dtype: torch.dtype) -> Demand:
-    """`model` may be on the device "meta"."""
+def _demand(model: Decoder, options: RunnerOptions, rows: int, dtype: torch.dtype) -> Demand:
+    """`model` may be on the device "meta"; `rows`: the tokens of the largest step."""
     config, shape = model.config, model.kv_shape
     if (asked := options.max_model_len) is not None and asked > config.max_position_embeddings:
         raise CheckpointError(
@@ -154,7 +164,6 @@ def _demand(model: Decoder, options: RunnerOptions, dtype: torch.dtype) -> Deman
             "model was made for. Lower it."
         )
     longest = asked or config.max_position_embeddings
-    rows = options.max_step_tokens
     return Demand(
         weights=sum(weight.nbytes for weight in model.weight_map().values()),
         # Rows and their logits in fp32, a prefill's mask (as truth values and as numbers), and one layer's
