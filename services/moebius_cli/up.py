@@ -154,6 +154,7 @@ class _Up:
     async def _workers_ready(self, current: Step) -> None:
         while True:
             self._controller.check()
+            self._gateway.check()
             views = await self._views()
             if all(view.state == "READY" for view in views):
                 current.result = f"{len(views)} ready"

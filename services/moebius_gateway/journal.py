@@ -5,6 +5,7 @@ A record is written by its dispatcher loop alone. Decisions over it are in recov
 
 from dataclasses import dataclass, field, replace
 
+from moebius_gateway.backoff import backoff
 from moebius_gateway.types import FinishReason, Generation, ModelInfo, Reason, Sampling, Tokens
 
 # Suspected deaths in a row, without a token in between, after which a request is computed alone.
@@ -16,7 +17,6 @@ LONGEST_PAUSE = 2.0
 # For refusals that do not say when to come back, in seconds.
 REFUSAL_PAUSE = 0.25
 
-BACKPRESSURE = frozenset({Reason.OVERLOADED, Reason.DRAINING, Reason.NOT_READY})
 DEATHS = frozenset({Reason.ENGINE_DEAD, Reason.ENGINE_STALLED, Reason.GPU_FAULT})
 
 
@@ -125,7 +125,7 @@ class Record:
     def note(self, failure: Failure, now: float) -> bool:
         """Writes down that the running attempt failed; returns whether that was a strike."""
         if failure.reason in DEATHS:
-            pause = min(FIRST_PAUSE * 2.0**self.deaths, LONGEST_PAUSE)
+            pause = backoff(FIRST_PAUSE, self.deaths, LONGEST_PAUSE)
             self.deaths += 1
         else:
             pause = failure.retry_after or REFUSAL_PAUSE

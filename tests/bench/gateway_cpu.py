@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from tests.gateway.dispatching import process
-from tests.gateway.worker_standin import FIRST_TOKEN
+from tests.gateway.worker_standin import FIRST_TOKEN, die_with_parent
 from tests.stack import free_port, until
 from tests.tiny import write_tokenizer
 
@@ -65,6 +65,7 @@ async def measure(load: Load) -> Figures:
             gateway = await asyncio.create_subprocess_exec(
                 Path(sys.executable).with_name("moebius-gateway"),
                 *("--listen", url, "--workers", worker.address, "--log-level", "warning"),
+                preexec_fn=die_with_parent,
             )
             try:
                 return await _measure(load, f"http://{url}", psutil.Process(gateway.pid))

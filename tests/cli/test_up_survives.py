@@ -22,7 +22,7 @@ def up(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 def ready_again(up: RunningUp, starts: int) -> dict[str, Any]:
-    """Waits until the worker's process number `starts` serves, and the controller knows; returns the status."""
+    """Waits until the worker's process number `starts` serves; returns what status says."""
 
     def status() -> dict[str, Any] | None:
         view: dict[str, Any] = json.loads(up.command("status", "--json").stdout)

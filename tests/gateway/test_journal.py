@@ -90,7 +90,7 @@ def test_quarantine_ends_with_a_token_once_and_then_stays() -> None:
 def test_pauses_before_the_same_worker_grow_and_end() -> None:
     record = Record(generation(), MODEL)
     pauses = []
-    for _ in range(8):
+    for _ in range(2000):
         record.note(died(), 100.0)
         pauses.append(record.marks["a"].until - 100.0)
     assert pauses == sorted(pauses)

@@ -1,16 +1,21 @@
 """The connection to a worker: what is learnt, what is dropped, how silence and restarts are met."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
-from moebius_gateway.types import GenerationError, ModelInfo, Reason
+from moebius_gateway.backoff import backoff
+from moebius_gateway.journal import Submission
+from moebius_gateway.types import GenerationError, ModelInfo, Reason, Sampling
 from moebius_gateway.workers import wire
 from moebius_gateway.workers.catalog import MAX_UNSERVED, Catalog
 from moebius_gateway.workers.routing import prefix_blocks
 from moebius_gateway.workers.view import WorkerState
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gateway.dispatching import MODEL, Seen, cluster, consume, gateway, generation, until
+from tests.gateway.dispatching import Seen, cluster, consume, gateway, generation, until
 from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
 
 FILES = (("tokenizer.json", b"{}" * 100_000), ("chat_template.jinja", b"{{ messages }}"))
@@ -76,6 +81,46 @@ async def test_a_silent_worker_is_dead_and_is_welcome_when_it_speaks_again() -> 
         await until(it.gateway.ready, seconds=2)
 
 
+async def test_a_gateway_that_was_itself_stopped_does_not_blame_its_workers() -> None:
+    async with cluster(1, silence_timeout=0.5) as it:
+        time.sleep(1.0)  # noqa: ASYNC251
+        await asyncio.sleep(0.7)
+        assert it.gateway.ready()
+        assert it.gateway.metric("attach_reconnects_total", worker=f"127.0.0.1:{it.ports[0]}") == 0
+
+
+async def test_a_frame_that_makes_no_sense_costs_the_stream_and_not_the_worker() -> None:
+    async with cluster(1, Plan(rate=50)) as it:
+        seen = Seen()
+        task = asyncio.create_task(consume(it.gateway, generation(max_tokens=30), seen))
+        await until(lambda: len(seen.tokens) > 5)
+        odd = pb.TokenLogprobs(logprob=-1, top_token_ids=[1, 2], top_logprobs=[-1])
+        it.workers[0].send(pb.Delta(handle=it.workers[0].running[0].handle, token_ids=[9], logprobs=[odd]))
+        await task
+        assert tuple(seen.tokens) == undisturbed((5, 6, 7), 1, 30)
+        assert it.gateway.metric("attach_reconnects_total", worker=f"127.0.0.1:{it.ports[0]}") == 1
+
+
+class Fickle(StandIn):
+    """Ends every stream with its first frame."""
+
+    attaches = 0
+
+    async def Attach(  # noqa: N802
+        self, requests: AsyncIterator[pb.GatewayFrame], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WorkerFrame]:
+        self.attaches += 1
+        yield pb.WorkerFrame(status=self.status())
+
+
+async def test_a_worker_that_attaches_only_to_fail_is_tried_with_growing_pauses() -> None:
+    worker = Fickle(Plan())
+    async with serving(worker) as port, gateway(port, reconnect_pause=0.4):
+        await asyncio.sleep(1.0)
+    # With the pauses of a worker that was lost after good times they would be twenty and more.
+    assert 2 <= worker.attaches <= 9
+
+
 @pytest.mark.parametrize(
     ("state", "seen"), [(pb.STATE_DRAINING, WorkerState.DRAINING), (pb.STATE_FAILED, WorkerState.FAILED)]
 )
@@ -133,6 +178,10 @@ async def test_an_unattached_worker_is_no_reason_to_hang() -> None:
         with pytest.raises(GenerationError) as failed:
             await consume(built, generation())
         assert failed.value.reason is Reason.NOT_READY
+
+
+def test_pauses_double_up_to_the_longest_however_long_a_worker_is_away() -> None:
+    assert [backoff(0.5, n, 3.0) for n in (0, 1, 2, 3, 5000)] == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
 # ---- the catalogue and the wire, without a worker --------------------------------------------------------
@@ -204,9 +253,6 @@ def test_what_a_newer_worker_says_is_taken_for_the_next_best() -> None:
 
 
 def test_all_sampling_fields_travel() -> None:
-    from moebius_gateway.journal import Submission
-    from moebius_gateway.types import Sampling
-
     sampling = Sampling(0.5, 4, 0.75, 0.25, 1.5, 0.125, -0.5, 2**64 - 1, {7: -100.0}, 0)
     submit = wire.submit_frame(Submission(1, "id", (5, 6, 10), 1, sampling, 9, 2, (2,), True)).submit
     for name in Sampling.__dataclass_fields__:
@@ -216,4 +262,3 @@ def test_all_sampling_fields_travel() -> None:
     assert list(submit.token_ids) == [5, 6, 10]
     assert list(submit.stop_token_ids) == [2]
     assert submit.quarantined
-    assert MODEL.id == "standin"

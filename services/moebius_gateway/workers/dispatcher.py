@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from moebius_gateway import recovery
-from moebius_gateway.journal import DEATHS, Failure, Record
+from moebius_gateway.journal import Failure, Record
 from moebius_gateway.types import Generation, GenerationError, ModelInfo, Reason, Tokens
 from moebius_gateway.workers import routing
 from moebius_gateway.workers.catalog import Catalog
@@ -102,6 +102,8 @@ class Dispatcher:
         with self._metrics.streams.track_inprogress():
             while True:
                 link = await self._place(record, failure, blocks)
+                if failure is not None and record.displaced:
+                    self._metrics.recoveries.labels(failure.reason).inc()
                 submission = record.submit(next(self._handles))
                 try:
                     with link.submit(submission, blocks, generation.deadline) as attempt:
@@ -173,11 +175,8 @@ class Dispatcher:
             self._waiting -= 1
 
     def _note(self, record: Record, failure: Failure) -> None:
-        strike = record.note(failure, time.monotonic())
-        if strike:
+        if record.note(failure, time.monotonic()):
             self._metrics.strikes.inc()
-        if failure.reason in DEATHS or record.delivered:
-            self._metrics.recoveries.labels(failure.reason).inc()
         log.info(
             "attempt failed",
             request_id=record.generation.request_id,

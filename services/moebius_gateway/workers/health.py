@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from moebius_gateway.backoff import backoff
+
 # Deaths in a row from which on a worker gets one request at a time.
 TRIAL_LOSSES = 2
 # Seconds for which an incarnation is left alone then: doubled with each further death.
@@ -26,7 +28,7 @@ class Health:
         losses = self.losses + 1
         if losses < TRIAL_LOSSES:
             return Health(losses)
-        pause = min(FIRST_EJECTION * 2.0 ** (losses - TRIAL_LOSSES), LONGEST_EJECTION)
+        pause = backoff(FIRST_EJECTION, losses - TRIAL_LOSSES, LONGEST_EJECTION)
         return Health(losses, now + pause)
 
     def restarted(self) -> "Health":

@@ -10,6 +10,7 @@ from functools import partial
 import grpc
 import structlog
 
+from moebius_gateway.backoff import backoff
 from moebius_gateway.journal import Failure, Submission
 from moebius_gateway.types import ModelInfo, Reason
 from moebius_gateway.workers import wire
@@ -120,15 +121,12 @@ class Link:
         """Attaches, and again whenever the stream is lost, until cancelled."""
         failed, logged = 0, ""
         while True:
-            sessions = self._sessions
-            try:
-                why = await self._session()
-            except Exception:
-                # A defect, here or in what the worker sent: not a reason to give the worker up for good.
-                log.exception("worker link failed", worker=self.address)
-                why = "an internal error of the gateway"
-            failed = 0 if self._sessions > sessions else failed + 1
-            pause = min(FIRST_PAUSE * 2.0**failed, self._options.reconnect_pause)
+            begun = time.monotonic()
+            why = await self._session()
+            # One that is there but fails at once is tried no more often than one that is not there.
+            lasted = time.monotonic() - begun > self._options.reconnect_pause
+            failed = 0 if lasted else failed + 1
+            pause = backoff(FIRST_PAUSE, failed, self._options.reconnect_pause)
             # Once for each cause, not once for each try.
             level = log.debug if why == logged else log.warning
             level("worker not attached", worker=self.address, why=why)
@@ -153,6 +151,10 @@ class Link:
                 await self._read(call)
         except* LinkLostError as lost:
             why = str(lost.exceptions[0])
+        except* Exception:
+            # A defect, here or in what the worker sent: not a reason to give the worker up for good.
+            log.exception("worker link failed", worker=self.address)
+            why = "an internal error of the gateway, see its log"
         finally:
             self._detach(why)
         return why

@@ -59,7 +59,7 @@ class DispatcherMetrics:
         )
         for state in WorkerState:
             self.workers.labels(state.value)
-        for reason in (*sorted(DEATHS), Reason.DRAINING, REJOINED):
+        for reason in (*sorted(DEATHS), Reason.OVERLOADED, Reason.DRAINING, Reason.NOT_READY, REJOINED):
             self.recoveries.labels(reason)
 
     def add_worker(self, address: str) -> None:

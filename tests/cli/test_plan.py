@@ -1,0 +1,104 @@
+"""What `moebius up` starts: command lines that the services understand, on ports that are free."""
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moebius_cli.errors import CliError
+from moebius_cli.plan import UpOptions, check_port, controller_command, gateway_command, plan_stack
+from moebius_cli.state_dir import StateDir
+from moebius_controller.main import _read_settings as read_controller_settings
+from moebius_gateway.settings import load_settings
+from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.main import _read_settings as read_worker_settings
+
+CHECKPOINT = Checkpoint(Path("/models/tiny"), "safetensors", {}, {}, "tiny moe")
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> UpOptions:
+    return UpOptions(2, None, "127.0.0.1", 8000, "cpu", "json", StateDir(tmp_path), "Hello?", False)
+
+
+def test_each_command_line_is_understood(options: UpOptions) -> None:
+    stack = plan_stack(options, CHECKPOINT)
+    for number, worker in enumerate(stack.workers):
+        settings = read_worker_settings(worker.argv[3:])
+        assert (settings.model, settings.served_model_name) == ("/models/tiny", "tiny moe")
+        assert (settings.listen, settings.device, settings.log_format) == (worker.listen, "cpu", "json")
+        assert worker.log == options.state_dir.log(f"worker-{number}")
+    gateway = load_settings(gateway_command(options, stack)[3:])
+    assert gateway.listen == "127.0.0.1:8000"
+    assert gateway.workers == tuple(worker.listen for worker in stack.workers)
+    controller = read_controller_settings(controller_command(options, options.state_dir.stack_file)[3:])
+    assert (controller.stack, controller.log_format) == (options.state_dir.stack_file, "json")
+
+
+def test_workers_share_the_cpus(options: UpOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOEBIUS_WORKER_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+
+    def threads(workers: int) -> list[int]:
+        stack = plan_stack(replace(options, workers=workers), CHECKPOINT)
+        return [read_worker_settings(worker.argv[3:]).threads for worker in stack.workers]
+
+    assert threads(2) == [4, 4]
+    assert threads(16) == [1] * 16
+    monkeypatch.setenv("MOEBIUS_WORKER_THREADS", "3")
+    assert threads(2) == [3, 3]
+
+
+def test_a_link_keeps_its_name(options: UpOptions, tmp_path: Path) -> None:
+    """In the Hub's cache a .gguf file is a link to one that is named by its content."""
+    (tmp_path / "0f3a").touch()
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "0f3a")
+    stack = plan_stack(options, replace(CHECKPOINT, path=tmp_path / "model.gguf"))
+    assert read_worker_settings(stack.workers[0].argv[3:]).model == str(tmp_path / "model.gguf")
+
+
+def test_a_relative_path_is_made_absolute(options: UpOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/tmp")
+    stack = plan_stack(options, replace(CHECKPOINT, path=Path("models/tiny")))
+    assert read_worker_settings(stack.workers[0].argv[3:]).model == "/tmp/models/tiny"
+
+
+def test_ports_of_workers_differ_and_are_not_those_of_outgoing_connections(options: UpOptions) -> None:
+    stack = plan_stack(replace(options, workers=50), CHECKPOINT)
+    ports = {int(worker.listen.rpartition(":")[2]) for worker in stack.workers}
+    assert len(ports) == 50
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not ports & set(range(low, high + 1))
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "listen"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000", "127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000", "0.0.0.0:8000"),
+        ("::", "http://127.0.0.1:8000", "[::]:8000"),
+        ("::1", "http://[::1]:8000", "[::1]:8000"),
+    ],
+)
+def test_where_the_api_is(options: UpOptions, host: str, url: str, listen: str) -> None:
+    options = replace(options, host=host)
+    assert options.url == url
+    assert load_settings(gateway_command(options, plan_stack(options, CHECKPOINT))[3:]).listen == listen
+
+
+def test_a_free_port_passes_and_stays_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CliError, match=f"--port {port + 1}"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)
+    check_port("localhost", port)
+
+
+def test_a_host_that_nobody_knows() -> None:
+    with pytest.raises(CliError, match=r"Cannot listen on no\.such\.host\.invalid:8000"):
+        check_port("no.such.host.invalid", 8000)

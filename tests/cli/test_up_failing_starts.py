@@ -1,0 +1,79 @@
+"""Processes that cannot start: `moebius up` says why and where the log is, and ends, with all the others.
+
+They are started all at once, since each takes the time of a start.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running_up import RunningUp, mentioning, running_up
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass(frozen=True)
+class Start:
+    # What its last lines must say.
+    words: tuple[str, ...]
+    log: str = "worker-0.log"
+    config: dict[str, object] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+STARTS = {
+    "family": Start(
+        ("architecture StrangeForCausalLM is not supported", "Supported are", "MixtralForCausalLM"),
+        config={"architectures": ["StrangeForCausalLM"], "model_type": "strange"},
+    ),
+    "quantised": Start(
+        ("quantization_config", "awq"),
+        config={"quantization_config": {"quant_method": "awq", "bits": 4}},
+    ),
+    "too long": Start(("100000", "2048"), env={"MOEBIUS_WORKER_MAX_MODEL_LEN": "100000"}),
+    "setting": Start(
+        ("--max-running: Input should be greater than 0",), env={"MOEBIUS_WORKER_MAX_RUNNING": "-1"}
+    ),
+    "device": Start(("The device 'abacus' is not supported", "cpu"), flags=("--device", "abacus")),
+    "gateway": Start(
+        ("The gateway does not start", "request_timeout"),
+        log="gateway.log",
+        env={"MOEBIUS_GATEWAY_REQUEST_TIMEOUT": "soon"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def started(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunningUp]]:
+    folder = tmp_path_factory.mktemp("failing")
+    ups = {}
+    with ExitStack() as exits:
+        for name, start in STARTS.items():
+            model = folder / name / "model"
+            shutil.copytree(tiny_model, model)
+            config = json.loads((model / "config.json").read_text()) | start.config
+            (model / "config.json").write_text(json.dumps(config))
+            up = running_up(model, folder / name / "state", "--workers", "1", *start.flags, **start.env)
+            ups[name] = exits.enter_context(up)
+        yield ups
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_why_it_cannot_start(name: str, started: dict[str, RunningUp]) -> None:
+    up, start = started[name], STARTS[name]
+    assert up.ended(90) == 1
+    said = re.search(r"^Error: (.*)\nIts log: (.*)\n\Z", up.output, re.MULTILINE)
+    assert said, up.output
+    for words in start.words:
+        assert words in said[1]
+    assert Path(said[2]) == up.state_dir / "logs" / start.log
+    assert Path(said[2]).is_file()
+    assert "Traceback" not in up.output
+    assert not mentioning(up.state_dir.parent)
