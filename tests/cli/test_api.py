@@ -24,14 +24,8 @@ def chunk(**delta: object) -> str:
 
 
 async def test_the_text_of_a_stream() -> None:
-    pieces = (
-        chunk(role="assistant"),
-        chunk(content="Hel"),
-        ": keep-alive\n\n",
-        chunk(content="lo 🙂"),
-        chunk(),
-    )
-    assert await answer(200, "".join(pieces) + "data: [DONE]\n\n") == "Hello 🙂"
+    pieces = (chunk(role="assistant"), chunk(content="Hel"), ": keep-alive\n\n", chunk(content="lo 🙂"))
+    assert await answer(200, "".join(pieces) + chunk() + "data: [DONE]\n\n") == "Hello 🙂"
 
 
 async def test_a_refusal_is_told_in_the_gateways_words() -> None:

@@ -7,15 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from moebius_cli.main import app
-from tests.cli.refusal import assert_one_line_says
-from tests.cli.running_up import moebius
+from tests.cli.refusal import refused
 from tests.stack import free_port
 
 COMMANDS = ("up", "status", "chat", "upcycle")
 
 
-def run(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+def run(*arguments: str | Path, **env: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=env)
     return result.exit_code, result.output
 
 
@@ -36,21 +35,21 @@ def test_status_as_json_where_nothing_runs(tmp_path: Path) -> None:
 
 def test_status_of_a_damaged_state_directory(tmp_path: Path) -> None:
     (tmp_path / "up.json").write_text("{")
-    assert_one_line_says(moebius("status", "--state-dir", tmp_path), str(tmp_path / "up.json"))
+    assert str(tmp_path / "up.json") in refused("status", "--state-dir", tmp_path)
 
 
 def test_the_state_directory_follows_the_environment(tmp_path: Path) -> None:
-    assert str(tmp_path / "moebius") in moebius("status", XDG_STATE_HOME=str(tmp_path)).stdout
-    assert str(tmp_path / "own") in moebius("status", MOEBIUS_STATE_DIR=str(tmp_path / "own")).stdout
+    assert str(tmp_path / "moebius") in run("status", XDG_STATE_HOME=str(tmp_path))[1]
+    assert str(tmp_path / "own") in run("status", MOEBIUS_STATE_DIR=str(tmp_path / "own"))[1]
 
 
 def test_chat_where_nothing_runs(tmp_path: Path) -> None:
-    assert_one_line_says(moebius("chat", "Hello?", "--state-dir", tmp_path), "moebius up")
+    assert "Start one: moebius up" in refused("chat", "Hello?", "--state-dir", tmp_path)
 
 
 def test_chat_with_nobody_at_the_url() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    assert_one_line_says(moebius("chat", "Hello?", "--url", url), "No gateway answers", url)
+    assert f"No gateway answers at {url}" in refused("chat", "Hello?", "--url", url)
 
 
 def test_help_lists_every_command() -> None:

@@ -25,7 +25,6 @@ class Start:
     log: str = "worker-0.log"
     config: dict[str, object] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()
 
 
 STARTS = {
@@ -41,7 +40,6 @@ STARTS = {
     "setting": Start(
         ("--max-running: Input should be greater than 0",), env={"MOEBIUS_WORKER_MAX_RUNNING": "-1"}
     ),
-    "device": Start(("The device 'abacus' is not supported", "cpu"), flags=("--device", "abacus")),
     "gateway": Start(
         ("The gateway does not start", "request_timeout"),
         log="gateway.log",
@@ -60,7 +58,7 @@ def started(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             shutil.copytree(tiny_model, model)
             config = json.loads((model / "config.json").read_text()) | start.config
             (model / "config.json").write_text(json.dumps(config))
-            up = running_up(model, folder / name / "state", "--workers", "1", *start.flags, **start.env)
+            up = running_up(model, folder / name / "state", "--workers", "1", **start.env)
             ups[name] = exits.enter_context(up)
         yield ups
 

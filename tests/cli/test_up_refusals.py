@@ -1,6 +1,5 @@
 """What `moebius up` sees before it starts anything: one line that says what is wrong and what to do."""
 
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -77,4 +76,4 @@ def test_a_model_that_does_not_fit(up_refused: Up, tiny_model: Path) -> None:
 def test_a_refusal_leaves_the_place_free(up_refused: Up, tmp_path: Path) -> None:
     for _ in range(2):
         assert "already running" not in up_refused("--model", tmp_path / "no-such-model")
-    assert sorted(os.listdir(tmp_path / "state")) == ["lock", "logs"]
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["lock", "logs"]

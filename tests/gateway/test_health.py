@@ -44,6 +44,14 @@ async def test_not_ready_before_any_worker_has_spoken() -> None:
         assert response.json()["reasons"] == ["no worker has said yet what it serves"]
 
 
+async def test_a_model_that_is_not_known_yet_is_no_reason_to_give_up() -> None:
+    async with running_gateway(ScriptedBackend(known=[])) as gateway, gateway.client() as client:
+        response = await client.post("/v1/completions", json={"model": MODEL.id, "prompt": "x"})
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "not_ready"
+    assert int(response.headers["retry-after"]) >= 1
+
+
 async def test_a_broken_tokenizer_is_said_and_a_mended_one_serves() -> None:
     backend = ScriptedBackend()
     backend.files = backend.files | {"tokenizer.json": b"{"}

@@ -5,22 +5,34 @@ from typing import Any
 from fastapi import APIRouter
 
 from moebius_gateway.api.backend import Backend
-from moebius_gateway.api.errors import ApiError
-from moebius_gateway.types import ModelInfo
+from moebius_gateway.api.errors import ApiError, of_generation
+from moebius_gateway.types import GenerationError, ModelInfo, Reason
+
+# A worker that attaches says what it serves within a moment, one that loads within its own time; in seconds.
+RETRY_AFTER = 2.0
 
 
 def known_model(backend: Backend, model_id: str) -> ModelInfo:
-    """Raises `ApiError` (404) if no worker has ever been seen that serves it."""
+    """Raises `ApiError`: 404 if no worker has ever been seen that serves it, 503 while none was seen at all."""
     model = backend.model(model_id)
-    if model is None:
-        served = ", ".join(f"'{model.id}'" for model in backend.models()) or "none yet"
-        raise ApiError(
-            404,
-            f"the model '{model_id}' does not exist; served: {served}",
-            param="model",
-            code="model_not_found",
+    if model is not None:
+        return model
+    served = ", ".join(f"'{known.id}'" for known in backend.models())
+    if not served:
+        raise of_generation(
+            GenerationError(
+                Reason.NOT_READY,
+                "no worker has said yet what it serves; try again shortly",
+                retryable=True,
+                retry_after=RETRY_AFTER,
+            )
         )
-    return model
+    raise ApiError(
+        404,
+        f"the model '{model_id}' does not exist; served: {served}",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def model_router(backend: Backend) -> APIRouter:

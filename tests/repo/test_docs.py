@@ -1,0 +1,103 @@
+"""What the docs name is there: metrics, flags, endpoints; and no metric is left out."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+from prometheus_client import CollectorRegistry
+from pydantic_settings import BaseSettings
+from starlette.routing import Route
+
+from moebius_cli.main import app as moebius
+from moebius_controller.metrics import ControllerMetrics
+from moebius_controller.settings import ControllerSettings
+from moebius_gateway.api.lifecycle import Lifecycle
+from moebius_gateway.app import build_app
+from moebius_gateway.settings import GatewaySettings
+from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
+from moebius_gateway.workers.metrics import DispatcherMetrics
+from moebius_worker.front.exchange import Exchange
+from moebius_worker.front.state import WorkerState
+from moebius_worker.metrics import RequestMetrics, WorkerCollector
+from moebius_worker.settings import WorkerSettings
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+SETTINGS: tuple[type[BaseSettings], ...] = (GatewaySettings, WorkerSettings, ControllerSettings)
+
+
+def exported() -> set[str]:
+    """The metrics of all services, by the names under which Prometheus has them."""
+    registry = CollectorRegistry()
+    ControllerMetrics(registry)
+    dispatcher = Dispatcher(DispatcherOptions(workers=(), gateway_id="g"), DispatcherMetrics(registry))
+    build_app(GatewaySettings(), dispatcher, Lifecycle(), registry)
+    state = WorkerState(pid=1)
+    registry.register(WorkerCollector(state, Exchange(state, RequestMetrics(registry))))
+    return {
+        metric.name + ("_total" if metric.type == "counter" else "")
+        for metric in registry.collect()
+        if metric.name.startswith(("moebius_", "vllm:"))
+    }
+
+
+def documented() -> set[str]:
+    """The names in docs/metrics.md; `a_b_c`, `_d` stands for a_b_c and for what else ends in _d."""
+    names: set[str] = set()
+    stem = ""
+    for name in re.findall(r"`((?:moebius_|vllm:|_)\w+)`", (ROOT / "docs" / "metrics.md").read_text()):
+        if name.startswith("_"):
+            cuts = {stem[: cut.start()] + name for cut in re.finditer("_", stem)}
+            names |= cuts & exported() or {stem + name}
+        else:
+            stem = name
+            names.add(name)
+    return names
+
+
+def test_the_page_of_metrics_is_complete_and_true() -> None:
+    assert documented() == exported()
+
+
+def flags() -> set[str]:
+    """Of every command and service."""
+    commands = typer.main.get_command(moebius)
+    assert isinstance(commands, typer.core.TyperGroup)
+    found = {"--help"}
+    for command in commands.commands.values():
+        found |= {option for parameter in command.params for option in parameter.opts}
+    for settings in SETTINGS:
+        found |= {"--" + name.replace("_", "-") for name in settings.model_fields}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_that_are_named_exist(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text()))
+    assert named <= flags()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_environment_variables_that_are_named_exist(page: Path) -> None:
+    known = {"MOEBIUS_STATE_DIR"}
+    for settings in SETTINGS:
+        prefix = settings.model_config["env_prefix"]
+        known |= {(prefix + name).upper() for name in (*settings.model_fields, "config")}
+    assert set(re.findall(r"\bMOEBIUS_[A-Z_]+\b", page.read_text())) <= known
+
+
+def test_the_page_of_the_api_names_the_endpoints_that_there_are() -> None:
+    dispatcher = Dispatcher(
+        DispatcherOptions(workers=(), gateway_id="g"), DispatcherMetrics(CollectorRegistry())
+    )
+    app = build_app(GatewaySettings(), dispatcher, Lifecycle(), CollectorRegistry())
+    served = {
+        (method, re.sub(r"{\w+(:\w+)?}", "{id}", route.path))
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    text = (ROOT / "docs" / "api.md").read_text()
+    assert set(re.findall(r"`(GET|POST) (/[\w/{}]+)`", text)) == served
