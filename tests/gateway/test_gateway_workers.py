@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -10,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 import httpx
 import pytest
@@ -39,6 +39,11 @@ class Scene:
     process: asyncio.subprocess.Process
     workers: list[StandIn]
     text: TextModel
+    log: IO[bytes]
+
+    def logged(self) -> str:
+        self.log.seek(0)
+        return self.log.read().decode()
 
     def said(self, seed: int, max_tokens: int = MAX_TOKENS) -> str:
         """The text of an undisturbed generation."""
@@ -69,35 +74,42 @@ class Scene:
 
 
 @asynccontextmanager
-async def gateway(files: Path, workers: Sequence[StandIn]) -> AsyncIterator[Scene]:
-    async with AsyncExitStack() as stack:
-        ports = [await stack.enter_async_context(serving(worker)) for worker in workers]
-        listen = f"127.0.0.1:{free_port()}"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "moebius_gateway", "--listen", listen, "--log-level", "warning"),
-            *("--workers", ",".join(f"127.0.0.1:{port}" for port in ports), "--keep-alive-interval", "0.2"),
-            cwd=ROOT,
-            env=os.environ,
-        )
-        limits = httpx.Limits(max_connections=64)
-        http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=f"http://{listen}", timeout=20, limits=limits)
-        )
-        text = TextModel({file.name: file.read_bytes() for file in files.iterdir()})
+async def gateway(files: Path, workers: Sequence[StandIn], *arguments: str) -> AsyncIterator[Scene]:
+    with tempfile.TemporaryFile() as log:
+        async with AsyncExitStack() as stack:
+            ports = [await stack.enter_async_context(serving(worker)) for worker in workers]
+            listen = f"127.0.0.1:{free_port()}"
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "moebius_gateway", "--listen", listen, "--log-level", "warning"),
+                *(
+                    "--workers",
+                    ",".join(f"127.0.0.1:{port}" for port in ports),
+                    "--keep-alive-interval",
+                    "0.2",
+                ),
+                *arguments,
+                cwd=ROOT,
+                stderr=log,
+            )
+            limits = httpx.Limits(max_connections=64)
+            http = await stack.enter_async_context(
+                httpx.AsyncClient(base_url=f"http://{listen}", timeout=20, limits=limits)
+            )
+            text = TextModel({file.name: file.read_bytes() for file in files.iterdir()})
 
-        async def answers() -> bool:
+            async def answers() -> bool:
+                try:
+                    return (await http.get("/readyz")).status_code == 200
+                except httpx.TransportError:
+                    return False
+
             try:
-                return (await http.get("/readyz")).status_code == 200
-            except httpx.TransportError:
-                return False
-
-        try:
-            await until_true(answers, 20, "the gateway is ready")
-            yield Scene(http, process, list(workers), text)
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+                await until_true(answers, 20, "the gateway is ready")
+                yield Scene(http, process, list(workers), text, log)
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -122,6 +134,7 @@ async def scene(shared: Scene) -> AsyncIterator[Scene]:
     await until_true(shared.idle, 2, "all gauges are back at zero")
     await until(lambda: not shared.running())
     assert shared.process.returncode is None
+    assert not shared.logged()
 
 
 @dataclass
@@ -291,3 +304,24 @@ async def test_a_client_that_leaves_frees_its_slot(
     await leave(scene)
     await until(lambda: not scene.running(), seconds=1)
     assert sum(len(worker.cancels) for worker in scene.workers) == cancels + 1
+
+
+async def test_a_gateway_that_stops_cuts_its_streams_off_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    files = tuple((file.name, file.read_bytes()) for file in tmp_path.iterdir())
+    worker = StandIn(Plan(rate=60, tokenizer=files))
+    async with gateway(tmp_path, [worker], "--drain-grace", "0") as scene:
+        streams = [
+            asyncio.create_task(scene.http.post("/v1/completions", json=request(seed, stream=True)))
+            for seed in range(4)
+        ]
+        await until(lambda: len(worker.running) == 4)
+        scene.process.terminate()
+        assert await asyncio.wait_for(scene.process.wait(), 5) == 0
+        for answer in await asyncio.gather(*streams):
+            # As the status of a stream that had not begun, or as its last event.
+            assert '"code":"draining"' in answer.text
+        await until(lambda: not worker.gateways and not worker.running)
+        # Python says on stderr what was left: tasks that were destroyed, errors that nobody saw.
+        (line,) = scene.logged().splitlines()
+        assert "requests were cut off" in line

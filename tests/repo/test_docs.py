@@ -7,16 +7,17 @@ import pytest
 import typer.main
 from prometheus_client import CollectorRegistry
 from pydantic_settings import BaseSettings
-from starlette.routing import Route
 
 from moebius_cli.main import app as moebius
 from moebius_controller.metrics import ControllerMetrics
 from moebius_controller.settings import ControllerSettings
 from moebius_gateway.api.lifecycle import Lifecycle
 from moebius_gateway.app import build_app
-from moebius_gateway.settings import GatewaySettings
+from moebius_gateway.metrics import GatewayMetrics
+from moebius_gateway.settings import GatewaySettings, load_settings
 from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
 from moebius_gateway.workers.metrics import DispatcherMetrics
+from moebius_proto.worker.v1 import worker_pb2
 from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.state import WorkerState
 from moebius_worker.metrics import RequestMetrics, WorkerCollector
@@ -30,10 +31,9 @@ SETTINGS: tuple[type[BaseSettings], ...] = (GatewaySettings, WorkerSettings, Con
 def exported() -> set[str]:
     """The metrics of all services, by the names under which Prometheus has them."""
     registry = CollectorRegistry()
-    ControllerMetrics(registry)
-    dispatcher = Dispatcher(DispatcherOptions(workers=(), gateway_id="g"), DispatcherMetrics(registry))
-    build_app(GatewaySettings(), dispatcher, Lifecycle(), registry)
-    state = WorkerState(pid=1)
+    for metrics in (GatewayMetrics, DispatcherMetrics, ControllerMetrics):
+        metrics(registry)
+    state = WorkerState(pid=1, model=worker_pb2.Model(id="m"))
     registry.register(WorkerCollector(state, Exchange(state, RequestMetrics(registry))))
     return {
         metric.name + ("_total" if metric.type == "counter" else "")
@@ -47,12 +47,12 @@ def documented() -> set[str]:
     names: set[str] = set()
     stem = ""
     for name in re.findall(r"`((?:moebius_|vllm:|_)\w+)`", (ROOT / "docs" / "metrics.md").read_text()):
-        if name.startswith("_"):
-            cuts = {stem[: cut.start()] + name for cut in re.finditer("_", stem)}
-            names |= cuts & exported() or {stem + name}
-        else:
+        if not name.startswith("_"):
             stem = name
             names.add(name)
+        elif stem:
+            cuts = {stem[: cut.start()] + name for cut in re.finditer("_", stem)}
+            names |= cuts & exported() or {stem + name}
     return names
 
 
@@ -87,17 +87,14 @@ def test_environment_variables_that_are_named_exist(page: Path) -> None:
     assert set(re.findall(r"\bMOEBIUS_[A-Z_]+\b", page.read_text())) <= known
 
 
-def test_the_page_of_the_api_names_the_endpoints_that_there_are() -> None:
-    dispatcher = Dispatcher(
-        DispatcherOptions(workers=(), gateway_id="g"), DispatcherMetrics(CollectorRegistry())
-    )
-    app = build_app(GatewaySettings(), dispatcher, Lifecycle(), CollectorRegistry())
+async def test_the_page_of_the_api_names_the_endpoints_that_there_are() -> None:
+    registry = CollectorRegistry()
+    dispatcher = Dispatcher(DispatcherOptions(workers=(), gateway_id="g"), DispatcherMetrics(registry))
+    app = build_app(load_settings([]), dispatcher, Lifecycle(), registry)
     served = {
-        (method, re.sub(r"{\w+(:\w+)?}", "{id}", route.path))
-        for route in app.routes
-        if isinstance(route, Route)
-        for method in route.methods or ()
-        if method != "HEAD"
+        (method.upper(), re.sub(r"{\w+(:\w+)?}", "{id}", path))
+        for path, methods in app.openapi()["paths"].items()
+        for method in methods
     }
     text = (ROOT / "docs" / "api.md").read_text()
     assert set(re.findall(r"`(GET|POST) (/[\w/{}]+)`", text)) == served

@@ -13,7 +13,7 @@ RETRY_AFTER = 2.0
 
 
 def known_model(backend: Backend, model_id: str) -> ModelInfo:
-    """Raises `ApiError`: 404 if no worker has ever been seen that serves it, 503 while none was seen at all."""
+    """Raises `ApiError`: 404 if no worker was ever seen that serves it, 503 while none was seen at all."""
     model = backend.model(model_id)
     if model is not None:
         return model
