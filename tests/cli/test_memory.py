@@ -1,21 +1,19 @@
 """The estimate of `moebius up`: parameters from headers, and a refusal with numbers."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from moebius_cli.errors import CliError
 from moebius_cli.memory import GIB, MemoryNeed, count_parameters
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
-from tests.tiny import write_checkpoint
 
 
-def test_parameters_of_safetensors(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    path = write_checkpoint(tmp_path / "tiny")
-    expected = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_pretrained(path).parameters())
-    assert count_parameters(open_checkpoint(str(path))) == expected
+def test_parameters_of_safetensors(tiny_model: Path) -> None:
+    expected = sum(tensor.size for tensor in load_file(tiny_model / "model.safetensors").values())
+    assert count_parameters(open_checkpoint(str(tiny_model))) == expected
 
 
 def test_parameters_of_gguf() -> None:
@@ -25,8 +23,8 @@ def test_parameters_of_gguf() -> None:
     assert count_parameters(open_checkpoint(str(dense_demo_model()))) == 134_515_008
 
 
-def test_a_damaged_header_is_named(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path / "tiny")
+def test_a_damaged_header_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(tiny_model, tmp_path / "tiny")
     (file,) = path.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="damaged"):

@@ -1,7 +1,8 @@
-"""What `moebius up` lives through, and tells: dead workers, a dead controller, a model that cannot chat."""
+"""What `moebius up` lives through, and tells: a model that cannot chat, a dead worker, a dead controller."""
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,23 @@ import httpx
 import pytest
 
 from tests.cli.running_up import RunningUp, running_up, wait_for
-from tests.tiny import write_checkpoint
 
 
 @pytest.fixture(scope="module")
 def up(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    with running_up(tiny_model, tmp_path_factory.mktemp("survives") / "state", "--workers", "1") as running:
+    folder = tmp_path_factory.mktemp("survives")
+    plain = shutil.copytree(tiny_model, folder / "plain")
+    (plain / "tokenizer_config.json").write_text("{}")
+    with running_up(plain, folder / "state", "--workers", "1") as running:
         running.says("Ctrl-C stops it")
         yield running
+
+
+def test_a_model_without_chat_template_is_served_all_the_same(up: RunningUp) -> None:
+    assert "Not answered: this model has no chat template" in up.output
+    body = {"model": "plain", "prompt": "Once", "max_tokens": 4}
+    answer = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
 
 
 def ready_again(up: RunningUp, starts: int) -> dict[str, Any]:
@@ -54,14 +64,3 @@ def test_a_killed_controller_is_started_again_with_its_memory(up: RunningUp) -> 
     assert after["gateway"]["pid"] == before["gateway"]["pid"]
     assert after["events"][: len(before["events"])] == before["events"]
     up.says("controller ended with status -9 and is started again", 5)
-
-
-def test_a_model_without_chat_template_is_served_all_the_same(tmp_path: Path) -> None:
-    plain = write_checkpoint(tmp_path / "plain")
-    (plain / "tokenizer_config.json").write_text("{}")
-    with running_up(plain, tmp_path / "state", "--workers", "1") as up:
-        up.says("Ctrl-C stops it")
-        assert "Not answered: this model has no chat template" in up.output
-        body = {"model": "plain", "prompt": "Once", "max_tokens": 4}
-        answer = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60, trust_env=False)
-        assert answer.status_code == 200, answer.text

@@ -11,10 +11,26 @@ from moebius_controller.events import What
 from moebius_controller.main import main
 from moebius_controller.settings import ControllerSettings
 from moebius_controller.spec import StackSpec, write_stack
-from tests.controller.processes import controller_process, gone, shell, standin
-from tests.stack import free_port
+from tests.controller.processes import (
+    PATIENCE,
+    ControllerProcess,
+    controller_process,
+    gone,
+    shell,
+    standin,
+)
+from tests.stack import free_port, until
 
-DEAF = "trap '' TERM; while true; do sleep 0.1; done"
+# Deaf to SIGTERM, from when it says so.
+DEAF = "trap '' TERM; echo deaf; while true; do sleep 0.1; done"
+
+
+async def deaf(controller: ControllerProcess, folder: Path) -> int:
+    """Waits until the worker is deaf; returns its process id."""
+    pid = await controller.running()
+    log = folder / "worker-0.log"
+    await until(lambda: "deaf" in log.read_text(), PATIENCE, f"'deaf' in {log}")
+    return pid
 
 
 async def test_metrics_are_served_and_sigterm_ends_all_workers(tmp_path: Path) -> None:
@@ -34,20 +50,22 @@ async def test_metrics_are_served_and_sigterm_ends_all_workers(tmp_path: Path) -
 
 async def test_a_worker_that_does_not_end_is_killed(tmp_path: Path) -> None:
     async with controller_process(tmp_path, shell(tmp_path, DEAF), stop_grace=0.5) as controller:
-        pid = await controller.running()
+        pid = await deaf(controller, tmp_path)
         controller.process.send_signal(signal.SIGINT)
         assert await controller.ended() == 0
         await gone(pid)
+        assert controller.view().death == "it was killed by SIGKILL"
 
 
 async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     async with controller_process(tmp_path, shell(tmp_path, DEAF), stop_grace=600) as controller:
-        pid = await controller.running()
+        pid = await deaf(controller, tmp_path)
         controller.process.send_signal(signal.SIGTERM)
         await controller.logged("stopping")
         controller.process.send_signal(signal.SIGTERM)
         assert await controller.ended() == 0
         await gone(pid)
+        assert controller.view().death == "it was killed by SIGKILL"
 
 
 async def test_no_worker_outlives_a_killed_controller_and_the_next_one_remembers(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from moebius_gateway.text.model import TextModel
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.gateway.dispatching import ROOT, until
 from tests.gateway.http_server import events
-from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
+from tests.gateway.worker_standin import Plan, StandIn, die_with_parent, serving, undisturbed
 from tests.stack import free_port
 from tests.stack import until as until_true
 from tests.tiny import write_tokenizer
@@ -79,17 +79,13 @@ async def gateway(files: Path, workers: Sequence[StandIn], *arguments: str) -> A
         async with AsyncExitStack() as stack:
             ports = [await stack.enter_async_context(serving(worker)) for worker in workers]
             listen = f"127.0.0.1:{free_port()}"
+            addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "moebius_gateway", "--listen", listen, "--log-level", "warning"),
-                *(
-                    "--workers",
-                    ",".join(f"127.0.0.1:{port}" for port in ports),
-                    "--keep-alive-interval",
-                    "0.2",
-                ),
-                *arguments,
+                *(sys.executable, "-m", "moebius_gateway", "--listen", listen, "--workers", addresses),
+                *("--keep-alive-interval", "0.2", "--log-level", "warning", *arguments),
                 cwd=ROOT,
                 stderr=log,
+                preexec_fn=die_with_parent,
             )
             limits = httpx.Limits(max_connections=64)
             http = await stack.enter_async_context(
