@@ -36,7 +36,6 @@ STARTS = {
         ("quantization_config", "awq"),
         config={"quantization_config": {"quant_method": "awq", "bits": 4}},
     ),
-    "too long": Start(("100000", "2048"), env={"MOEBIUS_WORKER_MAX_MODEL_LEN": "100000"}),
     "setting": Start(
         ("--max-running: Input should be greater than 0",), env={"MOEBIUS_WORKER_MAX_RUNNING": "-1"}
     ),

@@ -1,4 +1,7 @@
-"""What `moebius up` lives through, and tells: a model that cannot chat, a dead worker, a dead controller."""
+"""What `moebius up` lives through, and tells: a model that cannot chat, a dead worker, a dead controller.
+
+The tests run in the order in which they are written; in the last one it dies itself.
+"""
 
 import json
 import os
@@ -11,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cli.running_up import RunningUp, running_up, wait_for
+from tests.cli.running_up import RunningUp, assert_gone, running_up, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +67,12 @@ def test_a_killed_controller_is_started_again_with_its_memory(up: RunningUp) -> 
     assert after["gateway"]["pid"] == before["gateway"]["pid"]
     assert after["events"][: len(before["events"])] == before["events"]
     up.says("controller ended with status -9 and is started again", 5)
+
+
+def test_nothing_outlives_it(up: RunningUp) -> None:
+    family = up.family()
+    assert len(family) == 4, "gateway, controller, worker and engine"
+    up.process.kill()
+    assert up.ended() == -signal.SIGKILL
+    assert_gone(family)
+    assert up.command("status").returncode == 1, "its record is there, but it is not"
