@@ -27,7 +27,7 @@ def generate(out: Path) -> None:
             raise RuntimeError(f"protoc failed on {', '.join(names)}")
     for name in names:
         for folder in Path(name).parents:
-            if folder != Path("."):
+            if folder != Path():
                 (out / folder / "__init__.py").touch()
 
 
