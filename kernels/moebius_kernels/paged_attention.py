@@ -8,16 +8,20 @@ from moebius_kernels.attention_plan import AttentionPlan, Chunk, DecodeGroup
 
 def write_kv(
     k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: AttentionPlan
-) -> None:
+) -> torch.Tensor:
     """Puts the rows' keys and values, [T, KV, D] each, where `plan.slots` says.
 
     k_pages and v_pages [pages, page_size, KV, D], the dtype of k and v. What is not finite becomes 0: padding
     multiplies a page's leftovers by zero, and zero times NaN would pass one request's fault on to others.
-    (The faulty request itself keeps its NaN, through its residual stream.)
+
+    So the pages hide a fault, from the later rows of its own request too. The result [T] tells of it: 0 for
+    a row whose keys and values are finite, else NaN. Add it to what becomes of the row, and check every row.
     """
     for rows, pages in ((k, k_pages), (v, v_pages)):
         finite = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         pages.view(-1, *rows.shape[1:]).index_copy_(0, plan.slots, finite)
+    # Zero times NaN, or times infinity, is NaN.
+    return (k * 0).sum(dim=(1, 2)) + (v * 0).sum(dim=(1, 2))
 
 
 def paged_attention(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from moebius_cli.api import Message, client, served_model, stream_chat
 from moebius_cli.errors import CliError, shown
@@ -53,6 +54,11 @@ def chat(
                 # The answer is dropped, and with it the question, so that the conversation stays whole.
                 messages.pop()
                 console.print("\n[dim](stopped)[/dim]")
+                continue
+            except CliError as error:
+                # As well: what was too much or too long may be asked again.
+                messages.pop()
+                console.print(f"[red]Error:[/red] {escape(str(error))}", soft_wrap=True)
                 continue
             messages.append({"role": "assistant", "content": said})
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 
 from moebius_cli.errors import CliError
-from moebius_controller.local.child import dies_with_us
+from moebius_common.backoff import backoff
+from moebius_common.child import dies_with_us
+from moebius_common.exit_reason import exit_reason, last_line
 
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
@@ -38,29 +40,42 @@ class Child:
 
     async def keep(self, say: Callable[[str], None]) -> None:
         """Runs it until it is stopped. Call `start` first."""
-        delay = _FIRST_DELAY
+        # Ends, and starts that the machine refused, in a row.
+        failures = 0
         while True:
             assert self._process is not None, "start() comes first"
             started = time.monotonic()
-            code = await self._process.wait()
+            status = await self._process.wait()
             if self._stopping.is_set():
                 return
-            say(f"{self.name} ended with status {code} and is started again (log: {self.log})")
+            say(f"{self.name} {exit_reason(status)} and is started again (log: {self.log})")
             if time.monotonic() - started > _HEALTHY_AFTER:
-                delay = _FIRST_DELAY
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay)
-                return
-            delay = min(2 * delay, _LONGEST_DELAY)
-            self.restarts += 1
-            await self.start()
+                failures = 0
+            restarted = False
+            while not restarted:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(
+                        self._stopping.wait(), backoff(_FIRST_DELAY, failures, _LONGEST_DELAY)
+                    )
+                    return
+                failures += 1
+                self.restarts += 1
+                try:
+                    await self.start()
+                    restarted = True
+                except OSError as error:
+                    say(f"{self.name} cannot be started, which is tried again: {error}")
             if self._stopping.is_set():
                 # Said while the process was being made, and so to the one before it.
                 await self.kill()
                 return
 
     async def start(self) -> None:
-        """In a session of its own: Ctrl-C is for us, who then stop things in order."""
+        """In a session of its own: Ctrl-C is for us, who then stop things in order.
+
+        Raises OSError if the machine does not allow it.
+        """
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *dies_with_us(*self._command),
@@ -75,7 +90,8 @@ class Child:
         """Raises CliError, with its last words, if it had to be started again."""
         ended = self._process is None or self._process.returncode is not None
         if self.restarts or ended:
-            raise CliError(f"The {self.name} does not start: {last_line(self.log)}\nIts log: {self.log}")
+            last_words = last_line(self.log) or "it said nothing"
+            raise CliError(f"The {self.name} does not start: {last_words}\nIts log: {self.log}")
 
     async def stop(self, grace: float) -> None:
         """SIGTERM, and after `grace` seconds an end at once."""
@@ -93,17 +109,13 @@ class Child:
         self._stopping.set()
         if self._process is None or self._process.returncode is not None:
             return
-        family = psutil.Process(self._process.pid).children(recursive=True)
+        family: list[psutil.Process] = []
+        # Whatever is gone already has what it wanted: most die with the process that started them.
+        with suppress(psutil.NoSuchProcess):
+            family = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
         for process in family:
-            # Most are gone already: they die with the process that started them.
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         await self._process.wait()
         await asyncio.to_thread(psutil.wait_procs, family, timeout=5)
-
-
-def last_line(log: Path) -> str:
-    """The last thing that a process said."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

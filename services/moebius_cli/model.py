@@ -1,11 +1,8 @@
 """From what the user wrote to a checkpoint on this machine, before any process is started for it."""
 
-from collections.abc import Callable
-
 from moebius_worker.checkpoint.checkpoint import Checkpoint, open_checkpoint
-
-# What is done, and how many of how many bytes.
-Progress = Callable[[str, int, int], None]
+from moebius_worker.checkpoint.locate import Progress
+from moebius_worker.demo import demo_model
 
 
 def prepare_model(location: str | None, progress: Progress) -> Checkpoint:
@@ -15,8 +12,5 @@ def prepare_model(location: str | None, progress: Progress) -> Checkpoint:
     """
     if location is None:
         progress("looking for the demo model", 0, 0)
-        # Late: it loads PyTorch.
-        from moebius_worker.demo import demo_model
-
         location = str(demo_model(progress=progress))
     return open_checkpoint(location, progress=progress)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from moebius_cli.errors import CliError
 from moebius_cli.state_dir import StateDir
+from moebius_common.cpus import cpu_count
 from moebius_controller.spec import StackSpec, WorkerSpec
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 
@@ -56,8 +57,7 @@ def check_port(host: str, port: int) -> None:
 
 def plan_stack(options: UpOptions, checkpoint: Checkpoint) -> StackSpec:
     """Workers on free ports, with the CPUs shared out among them."""
-    cpus = len(os.sched_getaffinity(0))
-    threads = os.environ.get(_THREADS, str(max(1, cpus // options.workers)))
+    threads = os.environ.get(_THREADS, str(max(1, cpu_count() // options.workers)))
     workers = []
     for number, port in enumerate(_free_ports(options.workers)):
         name = f"worker-{number}"

@@ -107,14 +107,19 @@ class StateDir:
             yield
 
     def clean(self) -> None:
-        """Removes what an earlier stack left; its logs too, so that they tell of this one only."""
-        for file in (
-            self.path / "up.json",
-            self.stack_file,
-            self.controller_file,
-            *self.log("x").parent.glob("*"),
-        ):
-            file.unlink(missing_ok=True)
+        """Removes what an earlier stack left; its logs too, so that they tell of this one only. Nothing else.
+
+        Raises CliError.
+        """
+        logs = [self.log("gateway"), self.log("controller"), *self.log("x").parent.glob("worker-*.log")]
+        for file in (self.path / "up.json", self.stack_file, self.controller_file, *logs):
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                raise CliError(
+                    f"Cannot remove {file}, which an earlier stack left ({error.strerror}): remove it, "
+                    "or choose another directory with --state-dir."
+                ) from error
 
     def _already(self) -> str:
         record = self.running()

@@ -123,6 +123,9 @@ class _Up:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        # It is ignored when we were started by nohup.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         keeping: list[asyncio.Task[None]] = []
         try:
             for child in (self._controller, self._gateway):
@@ -256,22 +259,29 @@ moebius chat talks to it, moebius status shows it, Ctrl-C stops it. Logs: {logs}
     def _on_signal(self) -> None:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
+    def _on_hangup(self) -> None:
+        """The terminal is gone, and writing to it would fail."""
+        self._console.quiet = True
+        self._on_signal()
+
     def _say(self, what: str) -> None:
         self._console.print(escape(what), soft_wrap=True)
 
     def _record(self) -> None:
         """For `moebius status` and `moebius chat`; written again whenever a process is."""
         own = psutil.Process(os.getpid())
-        self._options.state_dir.write_record(
-            UpRecord(
-                own.pid,
-                own.create_time(),
-                self._options.url,
-                self._model,
-                self._gateway.pid,
-                self._controller.pid,
-            )
+        record = UpRecord(
+            own.pid,
+            own.create_time(),
+            self._options.url,
+            self._model,
+            self._gateway.pid,
+            self._controller.pid,
         )
+        try:
+            self._options.state_dir.write_record(record)
+        except OSError as error:
+            self._say(f"moebius status will not know of this: {error}")
 
 
 async def _poll(condition: Callable[[], Awaitable[bool]], check: Callable[[], None]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from moebius_common.backoff import backoff
+
 
 class State(StrEnum):
     """`State` of worker.proto, without its prefix."""
@@ -67,7 +69,8 @@ class Policy:
     max_restart_delay: float = 30.0
     # A process that lived so long ends the row.
     healthy_after: float = 300.0
-    # So many deaths in a row are a crash loop: from then on, `retry_delay` lies between death and start.
+    # So many deaths in a row are a crash loop: from then on, `retry_delay` lies between death and start. It
+    # is also how long a worker that cannot start its engine is left alone: a checkpoint may come back.
     max_deaths: int = 6
     retry_delay: float = 60.0
 
@@ -87,6 +90,7 @@ class Past:
     dead: int = 0
     killed: int = 0
     given_up: int = 0
+    given_up_at: float = 0.0
 
 
 History = Mapping[str, Past]
@@ -145,7 +149,7 @@ def remember(
             case Kill():
                 after[action.worker] = replace(past, killed=action.run)
             case GiveUp():
-                after[action.worker] = replace(past, given_up=action.run)
+                after[action.worker] = replace(past, given_up=action.run, given_up_at=now)
     return after
 
 
@@ -158,8 +162,7 @@ def restart_delay(worker: str, past: Past, policy: Policy) -> float:
     if past.deaths >= policy.max_deaths:
         delay = policy.retry_delay
     else:
-        # 2**30 is beyond any limit; more would overflow a float.
-        delay = min(policy.restart_delay * 2 ** min(past.deaths - 1, 30), policy.max_restart_delay)
+        delay = backoff(policy.restart_delay, past.deaths - 1, policy.max_restart_delay)
     draw = zlib.crc32(f"{worker} {past.died_at!r}".encode()) / 2**32
     return delay * (0.75 + draw / 2)
 
@@ -176,8 +179,23 @@ def _decide(seen: Observation, past: Past, policy: Policy, now: float) -> Action
     reason = _why_kill(seen, policy)
     if reason is not None:
         return Kill(seen.worker, seen.run, reason)
-    if seen.health is not None and seen.health.state is State.FAILED and seen.run > past.given_up:
-        return GiveUp(seen.worker, seen.run, f"its engine cannot be started: {seen.health.last_fault}")
+    if seen.health is not None and seen.health.state is State.FAILED:
+        return _after_failure(seen, seen.health, past, policy, now)
+    return None
+
+
+def _after_failure(
+    seen: Observation, health: Health, past: Past, policy: Policy, now: float
+) -> Action | None:
+    if seen.run > past.given_up:
+        return GiveUp(
+            seen.worker,
+            seen.run,
+            f"its engine cannot be started: {health.last_fault}; "
+            f"the next try is in {policy.retry_delay:.0f} s",
+        )
+    if not 0 <= now - past.given_up_at < policy.retry_delay:
+        return Kill(seen.worker, seen.run, "its engine could not be started; trying again")
     return None
 
 

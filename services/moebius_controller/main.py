@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import structlog
 from prometheus_client import CollectorRegistry, start_http_server
-from pydantic import ValidationError
-from pydantic_settings import CliApp
 
+from moebius_common.address import split_address
+from moebius_common.logs import configure_logs
+from moebius_common.settings import read_settings
 from moebius_controller.control import Controller
 from moebius_controller.local.driver import LocalDriver
-from moebius_controller.logs import configure_logs
 from moebius_controller.metrics import ControllerMetrics
-from moebius_controller.settings import ControllerSettings, split_address
+from moebius_controller.settings import ControllerSettings
 from moebius_controller.spec import StackFileError, StackSpec, read_stack
 from moebius_controller.state_file import ControllerState, StateFileError, load_state
 
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs until SIGTERM or SIGINT, then ends the workers; a second signal kills them."""
-    settings = _read_settings(sys.argv[1:] if arguments is None else arguments)
+    settings = read_settings(ControllerSettings, arguments)
     configure_logs(settings.log_format)
     log.info("settings", **settings.model_dump(mode="json"))
     registry = CollectorRegistry()
@@ -77,14 +77,3 @@ def _load(settings: ControllerSettings) -> ControllerState | None:
     except StateFileError as error:
         log.warning("starting without a history", error=str(error))
         return None
-
-
-def _read_settings(arguments: Sequence[str]) -> ControllerSettings:
-    try:
-        return CliApp.run(ControllerSettings, cli_args=list(arguments))
-    except ValidationError as error:
-        lines = ["moebius-controller: these settings are wrong; --help explains them"]
-        for fault in error.errors():
-            flag = "--" + ".".join(map(str, fault["loc"])).replace("_", "-")
-            lines.append(f"moebius-controller: {flag}: {fault['msg'].removeprefix('Value error, ')}")
-        sys.exit("\n".join(lines))

@@ -1,46 +1,22 @@
-"""The controller's settings: flags, then environment (MOEBIUS_CONTROLLER_*), then defaults."""
+"""The controller's settings."""
 
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
+from moebius_common.address import Address
+from moebius_common.logs import LogFormat
+from moebius_common.settings import Seconds, ServiceSettings
 from moebius_controller.decide import Policy
 
 _DEFAULTS = Policy()
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[ipv6]:port` as host (without brackets) and port. Raises ValueError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not an address; write host:port, for example 127.0.0.1:9100")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+class ControllerSettings(ServiceSettings):
+    """Keeps the workers of a stack alive: starts them, watches them, restarts what died or hangs."""
 
-
-def _checked_address(address: str) -> str:
-    split_address(address)
-    return address
-
-
-Address = Annotated[str, AfterValidator(_checked_address)]
-Seconds = Annotated[float, Field(gt=0)]
-
-
-class ControllerSettings(BaseSettings):
-    """Keeps the workers of a stack alive: starts them, watches them, restarts what died or hangs.
-
-    Every flag can be given as an environment variable: --max-deaths as MOEBIUS_CONTROLLER_MAX_DEATHS.
-    """
-
-    model_config = SettingsConfigDict(
-        env_prefix="MOEBIUS_CONTROLLER_",
-        extra="forbid",
-        frozen=True,
-        cli_kebab_case=True,
-        cli_hide_none_type=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="MOEBIUS_CONTROLLER_", cli_prog_name="moebius-controller")
 
     stack: Path = Field(
         description="The stack file: JSON that lists the workers. controller.json is written next to it."
@@ -48,7 +24,7 @@ class ControllerSettings(BaseSettings):
     metrics_listen: Address | None = Field(
         None, description="host:port of the Prometheus metrics. Left out: no metrics are served."
     )
-    log_format: Literal["console", "json"] = Field("console", description="How log lines look on stderr.")
+    log_format: LogFormat = Field("console", description="How log lines look on stderr.")
     look_interval: Seconds = Field(0.25, description="Seconds between two looks at the workers.")
     stop_grace: Seconds = Field(
         35.0, description="Seconds that workers have to end after SIGTERM before they are killed."

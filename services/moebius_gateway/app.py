@@ -65,7 +65,10 @@ def build_app(
 async def _refuse(request: Request, error: Exception) -> Response:
     answer = _as_api_error(request, error)
     context_of(request).error = answer.code or answer.message
-    return answer.response()
+    response = answer.response()
+    if isinstance(error, HTTPException) and error.headers:
+        response.headers.update(error.headers)  # Allow, behind a wrong method
+    return response
 
 
 def _as_api_error(request: Request, error: Exception) -> ApiError:
@@ -79,8 +82,11 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
         case TextError():
             message = f"this model's tokenizer cannot be used: {error}"
             return ApiError(503, message, SERVER_ERROR, code="tokenizer_unusable", retry_after=5)
-        case HTTPException(status_code=404 | 405 as status):
-            return ApiError(status, f"unknown URL: {request.method} {request.url.path}", code="unknown_url")
+        case HTTPException(status_code=404):
+            return ApiError(404, f"unknown URL: {request.url.path}", code="unknown_url")
+        case HTTPException(status_code=405):
+            message = f"method not allowed: {request.method} {request.url.path}"
+            return ApiError(405, message, code="method_not_allowed")
         case HTTPException():
             return ApiError(error.status_code, error.detail)
     raise error

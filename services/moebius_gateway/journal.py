@@ -5,7 +5,7 @@ A record is written by its dispatcher loop alone. Decisions over it are in recov
 
 from dataclasses import dataclass, field, replace
 
-from moebius_gateway.backoff import backoff
+from moebius_common.backoff import backoff
 from moebius_gateway.types import FinishReason, Generation, ModelInfo, Reason, Sampling, Tokens
 
 # Suspected deaths in a row, without a token in between, after which a request is computed alone.
@@ -46,6 +46,8 @@ class Failure:
     retry_after: float = 0.0
     # The request was part of the step that died; None when nobody knows (stream reset, silence).
     in_step: bool | None = False
+    # Tokens that the worker had sent by then, `resumed` included; None when nobody knows.
+    tokens_sent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

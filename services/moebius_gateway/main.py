@@ -5,20 +5,19 @@ import contextlib
 import signal
 import socket
 import sys
-import tomllib
 from collections.abc import Iterator
 
 import structlog
 import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from pydantic import ValidationError
 from starlette.types import ASGIApp
 
+from moebius_common.logs import configure_logs
+from moebius_common.settings import read_settings
 from moebius_gateway.api.lifecycle import Lifecycle
 from moebius_gateway.app import build_app
-from moebius_gateway.logs import configure_logs
-from moebius_gateway.settings import GatewaySettings, load_settings
+from moebius_gateway.settings import GatewaySettings
 from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
 from moebius_gateway.workers.metrics import DispatcherMetrics
 
@@ -34,14 +33,11 @@ BACKLOG = 2048
 
 
 def main() -> None:
-    """Runs until SIGTERM or SIGINT; exits with 0 after draining, with 1 when it cannot start."""
-    try:
-        settings = load_settings()
-    except ValidationError as error:
-        faults = [f"  {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        sys.exit("\n".join(["moebius-gateway: these settings are wrong:", *faults]))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        sys.exit(f"moebius-gateway: the settings file cannot be read: {error}")
+    """Runs until SIGTERM or SIGINT.
+
+    Exit status: 0 after draining, 1 when it cannot start, 2 if the settings are wrong.
+    """
+    settings = read_settings(GatewaySettings)
     try:
         listener = _listen(*settings.address)
     except OSError as error:

@@ -1,24 +1,15 @@
-"""The gateway's settings: flags, then environment, then a TOML file, then defaults."""
+"""The gateway's settings."""
 
 import os
 import socket
-import sys
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    CliSettingsSource,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode, SettingsConfigDict
 
-ENV_PREFIX = "MOEBIUS_GATEWAY_"
+from moebius_common.address import Address, split_address
+from moebius_common.logs import LogFormat, LogLevel
+from moebius_common.settings import ServiceSettings
 
 
 def _split(value: Any) -> Any:
@@ -27,16 +18,12 @@ def _split(value: Any) -> Any:
     )
 
 
-class GatewaySettings(BaseSettings):
-    """Serves OpenAI's HTTP API from model workers.
+class GatewaySettings(ServiceSettings):
+    """Serves OpenAI's HTTP API from model workers."""
 
-    Each flag --some-name is also read from MOEBIUS_GATEWAY_SOME_NAME and, as some_name, from the TOML file
-    that MOEBIUS_GATEWAY_CONFIG names.
-    """
+    model_config = SettingsConfigDict(env_prefix="MOEBIUS_GATEWAY_", cli_prog_name="moebius-gateway")
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
-
-    listen: str = Field("127.0.0.1:8000", description="host:port for HTTP; port 0 takes a free one")
+    listen: Address = Field("127.0.0.1:8000", description="host:port for HTTP; port 0 takes a free one")
     workers: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
         (), description="addresses of the workers, host:port, separated by commas"
     )
@@ -69,58 +56,10 @@ class GatewaySettings(BaseSettings):
         ge=0,
         description="seconds that requests in flight may take after SIGTERM before they are cut off",
     )
-    log_format: Literal["json", "console"] = Field(
-        "console", description="how log lines are written to stderr"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe level logged"
-    )
-
-    @field_validator("listen")
-    @classmethod
-    def _host_and_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError("must be host:port")
-        return value
+    log_format: LogFormat = Field("console", description="how log lines are written to stderr")
+    log_level: LogLevel = Field("info", description="least severe level logged")
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port of `listen`."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = os.environ.get(f"{ENV_PREFIX}CONFIG")
-        sources = (init_settings, env_settings)
-        # Read here, since pydantic's own source takes a missing file for an empty one.
-        return (
-            (*sources, InitSettingsSource(settings_cls, tomllib.loads(Path(file).read_text())))
-            if file
-            else sources
-        )
-
-
-def load_settings(arguments: Sequence[str] | None = None) -> GatewaySettings:
-    """From the command line (`arguments`, by default the process's own), environment and file.
-
-    Raises `pydantic.ValidationError`, and `OSError` or `tomllib.TOMLDecodeError` for the file; --help and
-    unknown flags end the process.
-    """
-    flags: CliSettingsSource[Any] = CliSettingsSource(
-        GatewaySettings,
-        cli_parse_args=list(sys.argv[1:] if arguments is None else arguments),
-        cli_prog_name="moebius-gateway",
-        cli_kebab_case=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
-    return GatewaySettings(_cli_settings_source=flags)  # type: ignore[call-arg]
+        return split_address(self.listen)

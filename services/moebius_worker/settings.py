@@ -1,51 +1,14 @@
-"""The worker's settings: flags, then environment (MOEBIUS_WORKER_*), then a TOML file, then defaults."""
+"""The worker's settings."""
 
-import os
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic_settings import SettingsConfigDict
 
-
-def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[ipv6]:port` as host (without brackets) and port. Raises ValueError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"{address!r} is not an address; write host:port, for example 127.0.0.1:7601")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _checked_address(address: str) -> str:
-    split_address(address)
-    return address
-
-
-Address = Annotated[str, AfterValidator(_checked_address)]
-Seconds = Annotated[float, Field(ge=0)]
-
-
-def cpu_count() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-class TomlFile(PydanticBaseSettingsSource):
-    """The file that `--config` or MOEBIUS_WORKER_CONFIG names: keys are the names of the settings."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError("the file is read as a whole")
-
-    def __call__(self) -> dict[str, Any]:
-        path = self.current_state.get("config")
-        if not path:
-            return {}
-        try:
-            return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"cannot read the settings file {path}: {error}") from error
+from moebius_common.address import Address
+from moebius_common.cpus import cpu_count
+from moebius_common.logs import LogFormat
+from moebius_common.settings import Seconds, ServiceSettings
 
 
 class InjectedFault(BaseModel):
@@ -57,18 +20,10 @@ class InjectedFault(BaseModel):
     action: Literal["raise", "kill", "hang"]
 
 
-class WorkerSettings(BaseSettings):
+class WorkerSettings(ServiceSettings):
     """Serves one model on one device over gRPC, and restarts its engine process when that dies or hangs."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="MOEBIUS_WORKER_",
-        extra="forbid",
-        frozen=True,
-        cli_prog_name="moebius-worker",
-        cli_kebab_case=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
+    model_config = SettingsConfigDict(env_prefix="MOEBIUS_WORKER_", cli_prog_name="moebius-worker")
 
     model: str = Field(
         min_length=1,
@@ -83,11 +38,6 @@ class WorkerSettings(BaseSettings):
     )
     metrics_listen: Address | None = Field(
         None, description="host:port of the Prometheus metrics. Left out: no metrics are served."
-    )
-    config: Path | None = Field(
-        None,
-        description="A TOML file with settings, such as max_running = 32. Every flag is an environment "
-        "variable too, such as MOEBIUS_WORKER_MAX_RUNNING. Flags win over environment, that over the file.",
     )
 
     device: str = Field("auto", description="Where the model runs: cpu, cuda, cuda:1. auto: cuda if present.")
@@ -132,23 +82,12 @@ class WorkerSettings(BaseSettings):
     healthy_after: Seconds = Field(
         60.0, description="Seconds of being ready after which earlier engine deaths are forgotten."
     )
-    drain_timeout: Seconds = Field(
-        30.0, description="Seconds that SIGTERM or SIGINT lets running requests finish."
+    drain_timeout: float = Field(
+        30.0, ge=0, description="Seconds that SIGTERM or SIGINT lets running requests finish."
     )
-    log_format: Literal["console", "json"] = Field("console", description="How log lines look on stderr.")
+    log_format: LogFormat = Field("console", description="How log lines look on stderr.")
     inject_faults: tuple[InjectedFault, ...] = Field(
         (),
         description="For tests only. JSON list of {token_id, action: raise|kill|hang}: the engine does "
         "that in a step that computes the token.",
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlFile(settings_cls)

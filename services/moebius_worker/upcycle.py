@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from moebius_worker.checkpoint.locate import Progress
 from moebius_worker.checkpoint.tokenizer import tokenizer_files
 from moebius_worker.engine.weights import TensorInfo, WeightReader, open_weights
+from moebius_worker.upcycle_options import DTYPES, UpcycleOptions
 
-# What is done, and how many of how many bytes.
-Progress = Callable[[str, int, int], None]
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_DEFAULTS = UpcycleOptions()
+_DTYPES = {name: getattr(torch, name) for name in DTYPES}
 _FFN = re.compile(r"(?P<layer>model\.layers\.\d+\.)mlp\.(?P<part>gate_proj|down_proj|up_proj)\.weight")
 _EXPERT_NAMES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _ROUTER = "block_sparse_moe.gate.weight"
@@ -37,36 +37,10 @@ _ROUTER_LOGIT_STD = 2.0
 _SHARD_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class UpcycleOptions:
-    """How to upcycle.
-
-    Of `experts` in a layer, `top_k` serve a token. `noise` is the standard deviation of what is added to each
-    expert's weights, relative to theirs. Equal `seed`s give equal models.
-    """
-
-    experts: int = 4
-    top_k: int = 2
-    noise: float = 0.0
-    seed: int = 0
-    dtype: str = "bfloat16"
-
-    def check(self) -> None:
-        """Raises CheckpointError for options that make no model."""
-        if self.experts < 1 or not 1 <= self.top_k <= self.experts:
-            raise CheckpointError(
-                f"{self.top_k} of {self.experts} experts cannot serve a token: take 1 <= top-k <= experts."
-            )
-        if not self.noise >= 0:
-            raise CheckpointError(f"The noise must be 0 or more, not {self.noise}.")
-        if self.dtype not in DTYPES:
-            raise CheckpointError(f"The dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
-
-
 def upcycle(
     source: str,
     destination: Path,
-    options: UpcycleOptions = UpcycleOptions(),
+    options: UpcycleOptions = _DEFAULTS,
     *,
     progress: Progress = lambda what, done, total: None,
     shard_bytes: int = _SHARD_BYTES,
@@ -149,7 +123,7 @@ class _Piece:
 
 
 def _plan(reader: WeightReader, options: UpcycleOptions) -> list[_Piece]:
-    itemsize = DTYPES[options.dtype].itemsize
+    itemsize = _DTYPES[options.dtype].itemsize
 
     def piece(name: str, info: TensorInfo, source: str, shape: tuple[int, ...] | None = None) -> _Piece:
         shape = info.shape if shape is None else shape
@@ -185,7 +159,7 @@ class _Maker:
         elif _FFN.fullmatch(piece.source) and self.options.noise > 0:
             weight = weight + self._normal(weight.shape) * (self.options.noise * weight.std())
         # Each expert needs memory of its own: a file cannot hold two names of one tensor.
-        return weight.to(DTYPES[self.options.dtype], copy=True)
+        return weight.to(_DTYPES[self.options.dtype], copy=True)
 
     def _read(self, name: str) -> torch.Tensor:
         if self.last is None or self.last[0] != name:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ async def test_it_is_started_again(tmp_path: Path) -> None:
     os.kill(sleeper.pid, signal.SIGKILL)
     await until(lambda: len(pids) == 2, 10, "a second process")
     assert pids[0] != pids[1]
-    assert "status -9" in said[0]
+    assert "was killed by SIGKILL" in said[0]
     await sleeper.stop(10)
     await asyncio.wait_for(keeping, 5)
     assert not psutil.pid_exists(pids[1])
@@ -93,3 +94,20 @@ async def test_a_failed_start_is_told_with_its_last_words(tmp_path: Path) -> Non
 def test_one_that_was_never_started_is_not_well(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="it said nothing"):
         child(tmp_path / "log", SLEEPS).check()
+
+
+async def test_a_start_that_the_machine_refuses_is_tried_again(tmp_path: Path) -> None:
+    pids: list[int] = []
+    said: list[str] = []
+    logs = tmp_path / "logs"
+    sleeper = child(logs / "log", SLEEPS, pids)
+    await sleeper.start()
+    keeping = asyncio.create_task(sleeper.keep(said.append))
+    shutil.rmtree(logs)
+    logs.touch()
+    os.kill(sleeper.pid, signal.SIGKILL)
+    await until(lambda: any("cannot be started" in line for line in said), 10, "the failure is said")
+    logs.unlink()
+    await until(lambda: len(pids) == 2, 10, "a second process")
+    await sleeper.stop(10)
+    await asyncio.wait_for(keeping, 5)

@@ -1,6 +1,5 @@
 """What `moebius up` starts: command lines that the services understand, on ports that are free."""
 
-import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,11 @@ import pytest
 from moebius_cli.errors import CliError
 from moebius_cli.plan import UpOptions, check_port, controller_command, gateway_command, plan_stack
 from moebius_cli.state_dir import StateDir
-from moebius_controller.main import _read_settings as read_controller_settings
-from moebius_gateway.settings import load_settings
+from moebius_common.settings import read_settings
+from moebius_controller.settings import ControllerSettings
+from moebius_gateway.settings import GatewaySettings
 from moebius_worker.checkpoint.checkpoint import Checkpoint
-from moebius_worker.main import _read_settings as read_worker_settings
+from moebius_worker.settings import WorkerSettings
 
 CHECKPOINT = Checkpoint(Path("/models/tiny"), "safetensors", {}, {}, "tiny moe")
 
@@ -26,24 +26,26 @@ def options(tmp_path: Path) -> UpOptions:
 def test_each_command_line_is_understood(options: UpOptions) -> None:
     stack = plan_stack(options, CHECKPOINT)
     for number, worker in enumerate(stack.workers):
-        settings = read_worker_settings(worker.argv[3:])
+        settings = read_settings(WorkerSettings, worker.argv[3:])
         assert (settings.model, settings.served_model_name) == ("/models/tiny", "tiny moe")
         assert (settings.listen, settings.device, settings.log_format) == (worker.listen, "cpu", "json")
         assert worker.log == options.state_dir.log(f"worker-{number}")
-    gateway = load_settings(gateway_command(options, stack)[3:])
+    gateway = read_settings(GatewaySettings, gateway_command(options, stack)[3:])
     assert gateway.listen == "127.0.0.1:8000"
     assert gateway.workers == tuple(worker.listen for worker in stack.workers)
-    controller = read_controller_settings(controller_command(options, options.state_dir.stack_file)[3:])
+    controller = read_settings(
+        ControllerSettings, controller_command(options, options.state_dir.stack_file)[3:]
+    )
     assert (controller.stack, controller.log_format) == (options.state_dir.stack_file, "json")
 
 
 def test_workers_share_the_cpus(options: UpOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MOEBIUS_WORKER_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr("moebius_cli.plan.cpu_count", lambda: 8)
 
     def threads(workers: int) -> list[int]:
         stack = plan_stack(replace(options, workers=workers), CHECKPOINT)
-        return [read_worker_settings(worker.argv[3:]).threads for worker in stack.workers]
+        return [read_settings(WorkerSettings, worker.argv[3:]).threads for worker in stack.workers]
 
     assert threads(2) == [4, 4]
     assert threads(16) == [1] * 16
@@ -56,13 +58,13 @@ def test_a_link_keeps_its_name(options: UpOptions, tmp_path: Path) -> None:
     (tmp_path / "0f3a").touch()
     (tmp_path / "model.gguf").symlink_to(tmp_path / "0f3a")
     stack = plan_stack(options, replace(CHECKPOINT, path=tmp_path / "model.gguf"))
-    assert read_worker_settings(stack.workers[0].argv[3:]).model == str(tmp_path / "model.gguf")
+    assert read_settings(WorkerSettings, stack.workers[0].argv[3:]).model == str(tmp_path / "model.gguf")
 
 
 def test_a_relative_path_is_made_absolute(options: UpOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/tmp")
     stack = plan_stack(options, replace(CHECKPOINT, path=Path("models/tiny")))
-    assert read_worker_settings(stack.workers[0].argv[3:]).model == "/tmp/models/tiny"
+    assert read_settings(WorkerSettings, stack.workers[0].argv[3:]).model == "/tmp/models/tiny"
 
 
 def test_ports_of_workers_differ_and_are_not_those_of_outgoing_connections(options: UpOptions) -> None:
@@ -87,7 +89,10 @@ def test_ports_of_workers_differ_and_are_not_those_of_outgoing_connections(optio
 def test_where_the_api_is(options: UpOptions, host: str, url: str, listen: str) -> None:
     options = replace(options, host=host)
     assert options.url == url
-    assert load_settings(gateway_command(options, plan_stack(options, CHECKPOINT))[3:]).listen == listen
+    assert (
+        read_settings(GatewaySettings, gateway_command(options, plan_stack(options, CHECKPOINT))[3:]).listen
+        == listen
+    )
 
 
 def test_a_free_port_passes_and_stays_free() -> None:

@@ -45,7 +45,10 @@ def test_what_an_earlier_stack_left_is_removed(tmp_path: Path) -> None:
     with state.locked():
         state.write_record(OURS)
         state.log("worker-7").write_text("old")
+        # Not ours: it must stay.
+        (tmp_path / "logs" / "other").mkdir()
+        (tmp_path / "logs" / "mine.txt").write_text("precious")
         state.controller_file.write_text("old")
         state.clean()
         assert state.running() is None
-        assert sorted(path.name for path in tmp_path.rglob("*")) == ["lock", "logs"]
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["lock", "logs", "mine.txt", "other"]

@@ -52,6 +52,13 @@ def test_chat_with_nobody_at_the_url() -> None:
     assert f"No gateway answers at {url}" in refused("chat", "Hello?", "--url", url)
 
 
+def test_a_conversation_survives_an_answer_that_fails() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    result = CliRunner().invoke(app, ["chat", "--url", url], input="Hello?\nAnd now?\n\n")
+    assert result.exit_code == 0
+    assert result.output.count(f"Error: No gateway answers at {url}") == 2
+
+
 def test_help_lists_every_command() -> None:
     code, output = run("--help")
     assert code == 0

@@ -136,7 +136,7 @@ def test_a_killed_gateway_comes_back(up: RunningUp) -> None:
     killed = gateway()["pid"]
     assert isinstance(killed, int)
     os.kill(killed, signal.SIGKILL)
-    up.says("gateway ended with status -9 and is started again", 10)
+    up.says("gateway was killed by SIGKILL and is started again", 10)
     wait_for(lambda: gateway()["pid"] != killed and gateway()["ready"], "another gateway is ready")
 
 

@@ -66,7 +66,7 @@ def test_a_killed_controller_is_started_again_with_its_memory(up: RunningUp) -> 
     assert after["controller_pid"] != before["controller_pid"]
     assert after["gateway"]["pid"] == before["gateway"]["pid"]
     assert after["events"][: len(before["events"])] == before["events"]
-    up.says("controller ended with status -9 and is started again", 5)
+    up.says("controller was killed by SIGKILL and is started again", 5)
 
 
 def test_nothing_outlives_it(up: RunningUp) -> None:

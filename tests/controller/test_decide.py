@@ -82,7 +82,9 @@ def only(seen: Observation, past: Past) -> Action | None:
         (lives(silence=10.1), Past(started=3, killed=2), Kill),
         # Its engine cannot be started: said once, and left to a person.
         (lives(State.FAILED), ALIVE, GiveUp),
-        (lives(State.FAILED), Past(started=3, given_up=3), None),
+        (lives(State.FAILED), Past(started=3, given_up=3, given_up_at=NOW - 59), None),
+        # What it lacked may be there again: a shared disk that was away, say.
+        (lives(State.FAILED), Past(started=3, given_up=3, given_up_at=NOW - 61), Kill),
         # Dead: restarted after a delay.
         (gone(), ALIVE, None),  # The delay begins when the death is seen.
         (gone(), died(ago=0.1), None),
@@ -116,7 +118,7 @@ def test_a_kill_names_the_silence_or_the_stall() -> None:
 
 def test_giving_up_says_why_and_what_comes() -> None:
     failed = only(lives(State.FAILED), ALIVE)
-    assert failed == GiveUp("w", 3, "its engine cannot be started: no such tensor")
+    assert failed == GiveUp("w", 3, "its engine cannot be started: no such tensor; the next try is in 60 s")
     loop = only(gone(), died(ago=1, deaths=6))
     assert loop is not None
     assert "died 6 times in a row" in loop.reason

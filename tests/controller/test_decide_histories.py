@@ -40,6 +40,12 @@ def longest_wait(policy: Policy) -> float:
     return 1.25 * max(policy.retry_delay, policy.max_restart_delay)
 
 
+def waited_enough(fleet: Fleet, worker: FakeWorker) -> bool:
+    past = fleet.history[worker.name]
+    given_up = worker.condition is Condition.FAILED and past.given_up == worker.run
+    return given_up and fleet.now - past.given_up_at >= fleet.policy.retry_delay
+
+
 @settings(max_examples=100, deadline=None)
 @given(policy=policies, steps=steps)
 def test_every_cause_has_one_action_and_every_death_a_restart(
@@ -60,6 +66,8 @@ def test_every_cause_has_one_action_and_every_death_a_restart(
         fleet.now += passed
         fleet.workers[number].become(condition, fleet.now - passed / 2)
         sick = {worker.name for worker in fleet.workers if worker.sick(policy, fleet.now)}
+        # Those that could not start their engine are tried again after a while.
+        sick |= {worker.name for worker in fleet.workers if waited_enough(fleet, worker)}
         for worker in fleet.workers:
             if worker.condition is Condition.DEAD:
                 found_dead.setdefault(worker.name, fleet.now)

@@ -15,9 +15,11 @@ from prometheus_client import CollectorRegistry
 from moebius_gateway.types import FinishReason, Generation, ModelInfo, Sampling, Tokens
 from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
 from moebius_gateway.workers.metrics import DispatcherMetrics
-from tests.gateway.worker_standin import Plan, StandIn, serving
+from moebius_proto.worker.v1 import worker_pb2 as pb
+from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
 
 ROOT = Path(__file__).parents[2]
+SLOW = Plan(rate=50)
 MODEL = ModelInfo("standin", "StandIn", "hash", 4096, 256, (2,), 0)
 
 
@@ -84,8 +86,8 @@ class Gateway(Dispatcher):
 
     def idle(self) -> bool:
         """Nothing is left behind: no gauge, no map holds a generation."""
-        gauges = self.metric("streams_in_flight") + self.metric("streams_waiting")
-        return gauges == 0 and not any(view.in_flight for view in self.workers())
+        waiting = self.metric("streams_waiting")
+        return waiting == 0 and not any(view.in_flight for view in self.workers())
 
 
 @asynccontextmanager
@@ -123,6 +125,31 @@ class Cluster:
 
     def submits(self) -> int:
         return sum(len(worker.submits) for worker in self.workers)
+
+
+async def begin(
+    it: Cluster, count: int, max_tokens: int = 30, at_least: int = 5
+) -> list[tuple[Seen, asyncio.Task[Seen]]]:
+    """`count` generations (seeds 0, 1, ...) in tasks, each with `at_least` tokens."""
+    begun = []
+    for seed in range(count):
+        seen = Seen()
+        wanted = generation(seed=seed, max_tokens=max_tokens)
+        begun.append((seen, asyncio.create_task(consume(it.gateway, wanted, seen))))
+    await until(lambda: all(len(seen.tokens) >= at_least for seen, _ in begun))
+    return begun
+
+
+async def finish(begun: list[tuple[Seen, asyncio.Task[Seen]]], max_tokens: int = 30) -> None:
+    """All end with exactly the tokens of an undisturbed run."""
+    await asyncio.gather(*(task for _, task in begun))
+    for seed, (seen, _) in enumerate(begun):
+        assert tuple(seen.tokens) == undisturbed((5, 6, 7), seed, max_tokens)
+        assert seen.finish_reason is FinishReason.LENGTH
+
+
+def refusal(reason: int, seconds: float = 0.2) -> pb.Error:
+    return pb.Error(reason=reason, message="not now", retryable=True, retry_after_ms=int(1000 * seconds))
 
 
 @asynccontextmanager

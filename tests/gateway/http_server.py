@@ -84,7 +84,7 @@ class ScriptedBackend:
             WorkerView("127.0.0.1:1", WorkerState.READY if self.is_ready else WorkerState.LOADING, "half way")
         ]
 
-    async def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]:
+    def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]:
         return self.files
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Tokens, None]:

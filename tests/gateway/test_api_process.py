@@ -152,17 +152,17 @@ async def test_a_taken_port_is_one_clear_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "env", "fault"),
     [
-        (("--listen", "8000"), {}, "listen: Value error, must be host:port"),
+        (("--listen", "8000"), {}, "--listen: '8000' is not an address"),
         (
             (),
             {"MOEBIUS_GATEWAY_DRAIN_GRACE": "-1"},
-            "drain_grace: Input should be greater than or equal to 0",
+            "--drain-grace: Input should be greater than or equal to 0",
         ),
         ((), {"MOEBIUS_GATEWAY_CONFIG": "/no/such/file"}, "/no/such/file"),
     ],
 )
 async def test_wrong_settings_are_named(arguments: tuple[str, ...], env: dict[str, str], fault: str) -> None:
     code, errors = await outcome(*arguments, env=env)
-    assert code == 1
+    assert code == 2
     assert fault in errors
     assert "Traceback" not in errors

@@ -1,6 +1,7 @@
 """Streams on the wire, request ids, and what a client sees when something breaks."""
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -169,14 +170,14 @@ async def test_a_client_that_leaves_ends_its_generation(gateway: Gateway, stream
 
 
 async def test_a_connection_is_used_again_after_a_stream(gateway: Gateway) -> None:
+    sockets = []
     async with gateway.client() as client:
-        for _ in range(3):
-            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-            assert (
-                await client.post("/v1/chat/completions", json=CHAT | {"stream": False})
-            ).status_code == 200
-        streams = {response.extensions["network_stream"] for response in [await client.get("/livez")]}
-        assert len(streams) == 1
+        for stream in (True, False) * 3:
+            response = await client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+            assert response.status_code == 200
+            sockets.append(response.extensions["network_stream"].get_extra_info("client_addr"))
+    assert len(sockets) == 6
+    assert len(set(sockets)) == 1
 
 
 async def test_draining_finishes_what_runs_and_admits_nothing() -> None:
@@ -228,3 +229,27 @@ async def test_a_slow_client_loses_nothing(gateway: Gateway) -> None:
         received = "".join([part async for part in response.aiter_text()])
     chunks = [orjson.loads(event) for event in events(received)[:-1]]
     assert sum(len(chunk["choices"][0]["text"]) for chunk in chunks) == 3001 * 200
+
+
+async def test_the_deadline_holds_for_a_client_that_does_not_read(gateway: Gateway) -> None:
+    gateway.backend.script = lambda _: [Tokens((5,))] * 30_000
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.connect(gateway.address)
+        # More than all buffers on the way hold: with the alternatives a token is more than a kilobyte.
+        body = orjson.dumps(CHAT | {"logprobs": True, "top_logprobs": 20})
+        head = "Host: x\r\nContent-Type: application/json\r\nX-Request-Timeout: 0.5\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + head.encode() + body)
+        await until(lambda: gateway.backend.running == 1)
+        await until(lambda: gateway.backend.running == 0, timeout=5)
+        await until(lambda: gateway.metric("moebius_gateway_requests_in_flight") == 0, timeout=5)
+        received = await asyncio.to_thread(_all_of, client)
+    assert b"data: " in received
+    assert not received.endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+
+
+def _all_of(client: socket.socket) -> bytes:
+    """What comes until the other side closes the connection."""
+    client.settimeout(10)
+    return b"".join(iter(lambda: client.recv(1 << 20), b""))

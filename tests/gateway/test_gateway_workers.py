@@ -69,7 +69,7 @@ class Scene:
 
     async def idle(self) -> bool:
         """No gauge of requests is left above zero."""
-        names = ("worker_streams", "streams_in_flight", "streams_waiting")
+        names = ("worker_streams", "generations_in_flight", "streams_waiting")
         return not any([sum((await self.metrics(f"moebius_gateway_{name}")).values()) for name in names])
 
 

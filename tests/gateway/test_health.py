@@ -1,11 +1,15 @@
 """Probes are answered from memory and say why not."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
 from moebius_gateway.text.errors import TextError
 from moebius_gateway.text.registry import TextModels
+from moebius_gateway.types import ModelInfo
 from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, tokenizer_files, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -72,7 +76,7 @@ async def test_text_models_are_loaded_before_the_first_request() -> None:
     asked = 0
 
     class Counting(ScriptedBackend):
-        async def tokenizer_files(self, info: object) -> dict[str, bytes]:
+        def tokenizer_files(self, info: object) -> dict[str, bytes]:
             nonlocal asked
             asked += 1
             return backend.files
@@ -84,21 +88,17 @@ async def test_text_models_are_loaded_before_the_first_request() -> None:
 
 
 async def test_requests_share_the_loading_of_a_text_model() -> None:
-    import asyncio
+    asked, content = 0, tokenizer_files()
 
-    asked, files, go = 0, tokenizer_files(), asyncio.Event()
-
-    async def fetch(info: object) -> dict[str, bytes]:
+    def files(info: object) -> dict[str, bytes]:
         nonlocal asked
         asked += 1
-        await go.wait()
-        return files
+        return content
 
-    texts = TextModels(fetch)
+    texts = TextModels(files)
     waiting = [asyncio.create_task(texts.get(replace(MODEL, id=name))) for name in ("one", "two", "three")]
-    await until(lambda: asked == 1)
+    await asyncio.sleep(0)  # all wait now, before the load has begun
     waiting[0].cancel()
-    go.set()
     one, two, three = await asyncio.gather(*waiting, return_exceptions=True)
     assert isinstance(one, asyncio.CancelledError)
     assert two is three
@@ -107,14 +107,54 @@ async def test_requests_share_the_loading_of_a_text_model() -> None:
 
 async def test_a_failed_load_is_tried_again() -> None:
     files: dict[str, bytes] = {}
-
-    async def fetch(info: object) -> dict[str, bytes]:
-        return files
-
-    texts = TextModels(fetch)
+    texts = TextModels(lambda _: files)
     with pytest.raises(TextError):
         await texts.get(MODEL)
     assert "tokenizer.json is missing" in (texts.failure(MODEL) or "")
     files |= tokenizer_files()
     assert await texts.get(MODEL)
     assert texts.failure(MODEL) is None
+
+
+@contextlib.asynccontextmanager
+async def kept_loaded(texts: TextModels, models: list[ModelInfo]) -> AsyncIterator[None]:
+    keeping = asyncio.create_task(texts.keep_loaded(lambda: models, 0.01))
+    try:
+        yield
+        assert not keeping.done(), "it gave up"
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+@pytest.mark.parametrize("config", [b'{"chat_template": [{"foo": 1}]}', b'{"chat_template": 7}'])
+async def test_files_that_nobody_expects_stop_neither_their_model_nor_others(config: bytes) -> None:
+    files = tokenizer_files() | {"tokenizer_config.json": config}
+    other = replace(MODEL, id="other", tokenizer_hash="other")
+    texts = TextModels(lambda info: files if info is MODEL else tokenizer_files())
+    async with kept_loaded(texts, [MODEL, other]):
+        await until(lambda: texts.failure(MODEL))
+        assert "the tokenizer's files cannot be used" in (texts.failure(MODEL) or "")
+        with pytest.raises(TextError):
+            await texts.get(MODEL)
+        assert await texts.get(other)
+        files |= {"tokenizer_config.json": b"{}"}
+        await until(lambda: texts.failure(MODEL) is None)
+
+
+async def test_what_no_model_needs_is_forgotten() -> None:
+    broken = replace(MODEL, id="broken", tokenizer_hash="broken")
+    asked: list[str] = []
+
+    def files(info: ModelInfo) -> dict[str, bytes]:
+        asked.append(info.id)
+        return {} if info is broken else tokenizer_files()
+
+    texts, models = TextModels(files), [MODEL, broken]
+    async with kept_loaded(texts, models):
+        await until(lambda: texts.failure(broken))
+        assert asked.count(MODEL.id) == 1
+        models.clear()
+        await until(lambda: texts.failure(broken) is None)
+        models.append(MODEL)
+        await until(lambda: asked.count(MODEL.id) == 2)

@@ -211,6 +211,15 @@ async def test_the_context_is_a_limit(gateway: Gateway) -> None:
     assert [generation.max_tokens for generation in gateway.backend.generations] == [1]
 
 
+async def test_more_than_the_most_cannot_be_the_least(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        for path, body in (("completions", PLAIN), ("chat/completions", CHAT)):
+            response = await client.post(f"/v1/{path}", json=body | {"max_tokens": 3, "min_tokens": 4})
+            assert (response.status_code, error_of(response)["param"]) == (400, "min_tokens")
+        equal = await client.post("/v1/completions", json=PLAIN | {"max_tokens": 3, "min_tokens": 3})
+        assert equal.status_code == 200
+
+
 async def test_choices_are_bounded_over_all_prompts(gateway: Gateway) -> None:
     async with gateway.client() as client:
         response = await client.post("/v1/completions", json=PLAIN | {"prompt": ["a"] * 65, "n": 2})
@@ -271,15 +280,18 @@ async def test_unknown_model_and_url(gateway: Gateway) -> None:
     async with gateway.client() as client:
         missing = await client.post("/v1/chat/completions", json=CHAT | {"model": "none"})
         assert (missing.status_code, error_of(missing)["code"]) == (404, "model_not_found")
-        for method, path, status in [
-            ("POST", "/v1/embeddings", 404),
-            ("POST", "/v1/responses", 404),
-            ("GET", "/", 404),
-            ("GET", "/v1/chat/completions", 405),
-        ]:
+        for method, path in [("POST", "/v1/embeddings"), ("POST", "/v1/responses"), ("GET", "/")]:
             response = await client.request(method, path)
-            assert response.status_code == status
-            assert path in error_of(response)["message"]
+            assert (response.status_code, error_of(response)["code"]) == (404, "unknown_url")
+            assert error_of(response)["message"] == f"unknown URL: {path}"
+
+
+async def test_a_wrong_method_is_called_that(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        response = await client.get("/v1/chat/completions")
+    assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
+    assert error_of(response)["message"] == "method not allowed: GET /v1/chat/completions"
+    assert response.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "x", "nan", "inf", "99999"])

@@ -100,7 +100,8 @@ class Running:
 class Stream:
     """One gateway's Attach."""
 
-    outbox: "asyncio.Queue[pb.WorkerFrame]" = field(default_factory=asyncio.Queue)
+    # None ends it.
+    outbox: "asyncio.Queue[pb.WorkerFrame | None]" = field(default_factory=asyncio.Queue)
     running: dict[int, Running] = field(default_factory=dict)
 
 
@@ -154,7 +155,13 @@ class StandIn(WorkerServicer):
             frame = pb.WorkerFrame(status=self.status())
             for one in stream.running.values():
                 in_step = suspects is None or one.handle in suspects
-                error = pb.Error(reason=reason, message="killed", retryable=True, in_step=in_step)
+                error = pb.Error(
+                    reason=reason,
+                    message="killed",
+                    retryable=True,
+                    in_step=in_step,
+                    tokens_sent=one.generated,
+                )
                 frame.failures.add(handle=one.handle, error=error)
             stream.running.clear()
             stream.outbox.put_nowait(frame)
@@ -172,6 +179,12 @@ class StandIn(WorkerServicer):
         self.state = state
         for stream in self._streams:
             stream.outbox.put_nowait(pb.WorkerFrame(status=self.status()))
+
+    def hang_up(self) -> None:
+        """Ends all streams; what ran on them is forgotten."""
+        for stream in self._streams:
+            stream.running.clear()
+            stream.outbox.put_nowait(None)
 
     def send(self, *deltas: pb.Delta) -> None:
         """Says something out of turn."""
@@ -242,8 +255,7 @@ class StandIn(WorkerServicer):
         self._streams.add(stream)
         reader = asyncio.create_task(self._read(requests, stream))
         try:
-            while True:
-                frame = await stream.outbox.get()
+            while (frame := await stream.outbox.get()) is not None:
                 if not self.silent:
                     yield frame
         finally:
@@ -265,6 +277,7 @@ class StandIn(WorkerServicer):
             refusal = pb.Error(reason=pb.REASON_NOT_READY, message="no engine", retryable=True)
         if refusal is not None:
             failure = pb.Failure(handle=submit.handle, error=refusal)
+            failure.error.tokens_sent = submit.resumed
             stream.outbox.put_nowait(pb.WorkerFrame(failures=[failure]))
             return
         state = state_of(submit.token_ids, submit.sampling.seed)

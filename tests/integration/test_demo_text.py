@@ -35,7 +35,7 @@ def greedy(location: Path, prompts: list[list[int]]) -> list[list[int]]:
             Slice(i, tuple(text[computed[i] :]), computed[i], tables[i], sample=True)
             for i, text in enumerate(texts)
         ]
-        best = runner.step(slices).argmax(-1).tolist()
+        best = runner.step(slices).logits.argmax(-1).tolist()
         for i, token in enumerate(best):
             computed[i] = len(texts[i])
             texts[i].append(token)

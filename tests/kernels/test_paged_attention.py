@@ -132,3 +132,13 @@ def test_a_faulty_request_leaves_nothing_that_infects_others(fault):
     write_kv(broken, broken, world.k_pages, world.v_pages, plan)
     # The next request gets that page and fills two of its places; the longer one beside it causes padding.
     world.check([(1, 1), (2, 1)])
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
+def test_rows_that_were_not_kept_as_they_are_are_told(fault):
+    world = World(4, 2, 8)
+    pages, k, v = world.request(6)
+    k[1, 1, 3] = v[4, 0, 0] = fault
+    faults = write_kv(k, v, world.k_pages, world.v_pages, world.plan([Span(0, 6, pages)]))
+    assert faults.isnan().tolist() == [False, True, False, False, True, False]
+    assert faults[[0, 2, 3, 5]].tolist() == [0, 0, 0, 0]

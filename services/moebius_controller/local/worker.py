@@ -6,8 +6,9 @@ import signal
 import time
 from pathlib import Path
 
+from moebius_common.child import dies_with_us
+from moebius_common.exit_reason import exit_reason, last_line
 from moebius_controller.decide import Health, Observation
-from moebius_controller.local.child import dies_with_us
 from moebius_controller.local.probe import Probe, health_of
 from moebius_controller.spec import WorkerSpec
 from moebius_controller.state_file import ProcessView
@@ -16,7 +17,6 @@ PROBE_INTERVAL = 0.25
 PROBE_TIMEOUT = 2.0
 # A longer time between two probes means that this process did not run; no worker has to answer for that.
 _LONGEST_ROUND = PROBE_TIMEOUT + 2 * PROBE_INTERVAL
-_LAST_WORDS_BYTES = 4096
 
 
 class LocalWorker:
@@ -99,22 +99,6 @@ class LocalWorker:
 
 
 def _epitaph(code: int, log: Path) -> str:
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"it was killed by {name}"
-    last_words = _last_line(log)
-    return f"it exited with status {code}" + (f": {last_words}" if last_words else "")
-
-
-def _last_line(log: Path) -> str:
-    """The last thing that the worker said."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LAST_WORDS_BYTES))
-            lines = file.read().decode("utf-8", errors="replace").split("\n")
-    except OSError as error:
-        return f"(its log cannot be read: {error.strerror})"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    """With its last words, unless a signal left it no time for any."""
+    last_words = last_line(log) if code >= 0 else ""
+    return f"it {exit_reason(code)}" + (f": {last_words}" if last_words else "")

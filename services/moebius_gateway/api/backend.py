@@ -8,7 +8,7 @@ from moebius_gateway.workers.view import WorkerView
 
 
 class Backend(Protocol):
-    """All calls but `start`, `stop`, `tokenizer_files` and `stream` answer from memory."""
+    """All calls but `start`, `stop` and `stream` answer from memory."""
 
     async def start(self) -> None: ...
 
@@ -24,7 +24,9 @@ class Backend(Protocol):
 
     def workers(self) -> Sequence[WorkerView]: ...
 
-    async def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]: ...
+    def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]:
+        """Name to content; raises `GenerationError` if they were forgotten."""
+        ...
 
     def stream(self, generation: Generation) -> AsyncGenerator[Tokens, None]:
         """Yields until a finish reason; raises `GenerationError`. Closing it cancels the generation."""

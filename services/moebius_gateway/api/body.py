@@ -1,5 +1,6 @@
 """From the bytes of a request to its parameters; every fault is a 400 that names the parameter."""
 
+import asyncio
 from typing import TypeVar
 
 import orjson
@@ -10,6 +11,8 @@ from moebius_gateway.api.errors import ApiError, invalid
 
 # A client's own words come back to it up to this length.
 MAX_PARAM = 128
+# Up to so many bytes (some milliseconds) a body is parsed on the event loop.
+INLINE_BYTES = 256 << 10
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
 
@@ -19,8 +22,15 @@ async def parse(request: Request, parameters: type[Parameters]) -> Parameters:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise invalid(f"send JSON with Content-Type: application/json, not {content_type or 'none'!r}")
+    body = await request.body()
+    if len(body) > INLINE_BYTES:
+        return await asyncio.to_thread(_parse, body, parameters)
+    return _parse(body, parameters)
+
+
+def _parse(body: bytes, parameters: type[Parameters]) -> Parameters:
     try:
-        return parameters.model_validate(orjson.loads(await request.body()))
+        return parameters.model_validate(orjson.loads(body))
     except orjson.JSONDecodeError as error:
         raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from error
     except ValidationError as error:

@@ -70,6 +70,8 @@ def make_choices(
     """
     if len(prompts) * parameters.n > MAX_CHOICES:
         raise invalid(f"'n' times the number of prompts must be at most {MAX_CHOICES}", "n")
+    if max_tokens is not None and parameters.min_tokens > max_tokens:
+        raise invalid(f"'min_tokens' must not be above the limit of {max_tokens} tokens", "min_tokens")
     for name, ids in (("stop_token_ids", parameters.stop_token_ids), ("logit_bias", parameters.logit_bias)):
         _check_ids(name, ids, model)
     # A special token has no text: as a stop string it could never be found.

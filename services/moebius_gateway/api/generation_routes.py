@@ -124,6 +124,8 @@ async def _answer(
     services: Services, request: Request, stream: bool, dialect: Dialect, choices: Sequence[Choice]
 ) -> Response:
     context = context_of(request)
+    # All choices have the request's.
+    deadline = choices[0].generation.deadline
 
     def finished() -> Usage:
         usage = Usage.of(choices)
@@ -141,7 +143,7 @@ async def _answer(
 
     if stream:
         interval = services.settings.keep_alive_interval
-        return EventStream(produce, services.lifecycle, services.metrics, interval)
+        return EventStream(produce, services.lifecycle, services.metrics, interval, deadline)
 
     answers = [Answer() for _ in choices]
 
@@ -149,5 +151,5 @@ async def _answer(
         answers[choice.index].add(delta)
 
     work = generate(services.backend, choices, collect, services.metrics, context.arrived)
-    await unless_interrupted(work, request.receive, services.lifecycle)
+    await unless_interrupted(work, request.receive, services.lifecycle, deadline)
     return Response(dialect.response(answers, finished()), media_type="application/json")

@@ -1,6 +1,7 @@
 """Server-sent events: a response that starts with its first event, and says so when it has nothing to say."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,6 +21,8 @@ logger = structlog.get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+# Seconds in which a client must make room for the error that ends its stream.
+LAST_WORD_SECONDS = 1.0
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -72,18 +75,21 @@ class EventStream(Response):
         lifecycle: Lifecycle,
         metrics: GatewayMetrics,
         keep_alive_interval: float,
+        deadline: float,
     ) -> None:
+        """`deadline` is on the clock of time.monotonic()."""
         super().__init__()
         self._produce = produce
         self._lifecycle = lifecycle
         self._metrics = metrics
         self._interval = keep_alive_interval
+        self._deadline = deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = EventSender(send)
         keep_alive = asyncio.create_task(sender.keep_alive(self._interval))
         try:
-            await unless_interrupted(self._produce(sender), receive, self._lifecycle)
+            await unless_interrupted(self._produce(sender), receive, self._lifecycle, self._deadline)
         except ClientGoneError:
             raise
         except Exception as error:
@@ -104,4 +110,8 @@ class EventStream(Response):
                 answer = ApiError(500, "internal error", SERVER_ERROR, code="internal_error")
         context.error = answer.code
         self._metrics.stream_errors.labels(answer.code).inc()
-        await sender.send(b"data: " + answer.body() + b"\n\n", more=False)
+        # To a client that does not read it cannot be said. Its response stays incomplete: for that the server
+        # closes the connection.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_SECONDS):
+                await sender.send(b"data: " + answer.body() + b"\n\n", more=False)

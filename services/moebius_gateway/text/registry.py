@@ -1,8 +1,8 @@
-"""The text sides of all models that are served: fetched from the workers once for each content hash."""
+"""The text sides of all models that are known: made once for each content hash, of the catalog's files."""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
@@ -16,14 +16,15 @@ logger = structlog.get_logger(__name__)
 class TextModels:
     """Loads text models on demand and keeps them; requests that need the same one share its loading."""
 
-    def __init__(self, fetch: Callable[[ModelInfo], Awaitable[dict[str, bytes]]]) -> None:
-        self._fetch = fetch
+    def __init__(self, files: Callable[[ModelInfo], Mapping[str, bytes]]) -> None:
+        """`files` gives a model's tokenizer files, name to content, or raises `GenerationError`."""
+        self._files = files
         self._loading: dict[str, asyncio.Task[TextModel]] = {}
         # Why the last attempt failed, by content hash.
         self._failures: dict[str, str] = {}
 
     async def get(self, info: ModelInfo) -> TextModel:
-        """Raises `TextError` when the files are unusable, `GenerationError` when no worker can give them."""
+        """Raises `TextError` when the files are unusable, `GenerationError` when they are gone."""
         key = info.tokenizer_hash
         task = self._loading.get(key)
         if task is None:
@@ -36,16 +37,21 @@ class TextModels:
         return self._failures.get(info.tokenizer_hash)
 
     async def keep_loaded(self, models: Callable[[], Iterable[ModelInfo]], interval: float) -> None:
-        """For ever: loads what is new and retries what failed, so that requests and readiness need not."""
+        """For ever: loads what is new and retries what failed, so that requests and readiness need not.
+
+        What no model needs any more is forgotten.
+        """
         while True:
-            for info in models():
+            known = list(models())
+            self._forget_all_but({info.tokenizer_hash for info in known})
+            for info in known:
                 with contextlib.suppress(TextError, GenerationError):  # recorded and logged where it loads
                     await self.get(info)
             await asyncio.sleep(interval)
 
     async def _load(self, info: ModelInfo) -> TextModel:
         try:
-            model = await asyncio.to_thread(TextModel, await self._fetch(info))
+            model = await asyncio.to_thread(_text_model, self._files(info))
         except BaseException as error:
             if self._failures.get(info.tokenizer_hash) != str(error):
                 logger.error("text model cannot be loaded", model=info.id, error=str(error))
@@ -55,3 +61,19 @@ class TextModels:
         self._failures.pop(info.tokenizer_hash, None)
         logger.info("text model loaded", model=info.id, tokenizer_hash=info.tokenizer_hash)
         return model
+
+    def _forget_all_but(self, hashes: set[str]) -> None:
+        for gone in [key for key, task in self._loading.items() if key not in hashes and task.done()]:
+            del self._loading[gone]
+        for gone in self._failures.keys() - hashes:
+            del self._failures[gone]
+
+
+def _text_model(files: Mapping[str, bytes]) -> TextModel:
+    """Raises `TextError` whatever is in the files: they come from outside, and must not end `keep_loaded`."""
+    try:
+        return TextModel(files)
+    except TextError:
+        raise
+    except Exception as error:
+        raise TextError(f"the tokenizer's files cannot be used: {error!r}") from error

@@ -77,7 +77,7 @@ class Dispatcher:
         """None if no worker was ever seen to serve it."""
         return self._catalog.model(model_id)
 
-    async def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]:
+    def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]:
         """Name to content. Raises GenerationError if they were forgotten (no worker has them any more)."""
         return self._catalog.files(info)
 
@@ -86,10 +86,8 @@ class Dispatcher:
 
     def ready(self, model_id: str | None = None) -> bool:
         """Whether a worker can take requests for this model, or for any."""
-        return any(
-            view.state is WorkerState.READY and view.model is not None and model_id in (None, view.model.id)
-            for view in self.workers()
-        )
+        models = [info for info in self.models() if model_id in (None, info.id)]
+        return any(view.serves(info) for view in self.workers() for info in models)
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Tokens, None]:
         """Yields the generation's tokens; the last piece has a finish reason.
@@ -99,32 +97,31 @@ class Dispatcher:
         record = Record(generation, self._known_model(generation))
         blocks = routing.prefix_blocks(generation.prompt_ids)
         failure: Failure | None = None
-        with self._metrics.streams.track_inprogress():
-            while True:
-                link = await self._place(record, failure, blocks)
-                if failure is not None and record.displaced:
-                    self._metrics.recoveries.labels(failure.reason).inc()
-                submission = record.submit(next(self._handles))
-                try:
-                    with link.submit(submission, blocks, generation.deadline) as attempt:
-                        while isinstance(got := await attempt.next(), Tokens):
-                            tokens = record.deliver(got)
-                            yield tokens
-                            if tokens.finish_reason is not None:
-                                return
-                            if record.may_rejoin():
-                                break
-                except TimeoutError:
-                    raise recovery.too_late(record) from None
-                if isinstance(got, Tokens):
-                    failure = None
-                    self._metrics.recoveries.labels(REJOINED).inc()
-                    continue
-                failure = got
-                self._note(record, failure)
-                if (finish_reason := record.finish_reason()) is not None:
-                    yield Tokens((), finish_reason=finish_reason)
-                    return
+        while True:
+            link = await self._place(record, failure, blocks)
+            if failure is not None and record.displaced:
+                self._metrics.recoveries.labels(failure.reason).inc()
+            submission = record.submit(next(self._handles))
+            try:
+                with link.submit(submission, blocks, generation.deadline) as attempt:
+                    while isinstance(got := await attempt.next(), Tokens):
+                        tokens = record.deliver(got)
+                        yield tokens
+                        if tokens.finish_reason is not None:
+                            return
+                        if record.may_rejoin():
+                            break
+            except TimeoutError:
+                raise recovery.too_late(record) from None
+            if isinstance(got, Tokens):
+                failure = None
+                self._metrics.recoveries.labels(REJOINED).inc()
+                continue
+            failure = got
+            self._note(record, failure)
+            if (finish_reason := record.finish_reason()) is not None:
+                yield Tokens((), finish_reason=finish_reason)
+                return
 
     def _known_model(self, generation: Generation) -> ModelInfo:
         info = self._catalog.model(generation.model)
@@ -177,6 +174,14 @@ class Dispatcher:
     def _note(self, record: Record, failure: Failure) -> None:
         if record.note(failure, time.monotonic()):
             self._metrics.strikes.inc()
+        if failure.tokens_sent not in (None, len(record.delivered)):
+            log.error(
+                "the worker sent other tokens than were delivered",
+                request_id=record.generation.request_id,
+                worker=failure.worker,
+                sent=failure.tokens_sent,
+                delivered=len(record.delivered),
+            )
         log.info(
             "attempt failed",
             request_id=record.generation.request_id,

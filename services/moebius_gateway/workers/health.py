@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moebius_gateway.backoff import backoff
+from moebius_common.backoff import backoff
 
 # Deaths in a row from which on a worker gets one request at a time.
 TRIAL_LOSSES = 2

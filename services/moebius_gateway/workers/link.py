@@ -10,8 +10,8 @@ from functools import partial
 import grpc
 import structlog
 
-from moebius_gateway.backoff import backoff
-from moebius_gateway.journal import Failure, Submission
+from moebius_common.backoff import backoff
+from moebius_gateway.journal import DEATHS, Failure, Submission
 from moebius_gateway.types import ModelInfo, Reason
 from moebius_gateway.workers import wire
 from moebius_gateway.workers.attempt import Attempt
@@ -87,8 +87,8 @@ class Link:
         # Requests of others, as of the last report.
         self._foreign_load = 0
         self._health = Health()
-        # Something was submitted to this incarnation on this stream.
-        self._burdened = False
+        # This incarnation said on this stream that it died under a request.
+        self._died = False
         self._heard = False
         self._unlearnt = asyncio.Event()
         self._sessions = 0
@@ -112,7 +112,6 @@ class Link:
         """Sends it; `blocks` are those of its prompt. Only for a worker whose view is ready."""
         attempt = Attempt(submission.handle, deadline, self._cancel)
         self._attempts[submission.handle] = attempt
-        self._burdened = True
         self.prefixes.learn(blocks)
         self._outbox.put_nowait(wire.submit_frame(submission))
         return attempt
@@ -217,7 +216,9 @@ class Link:
             self._changed()
         for failure in frame.failures:
             if (attempt := self._forget(failure.handle)) is not None:
-                attempt.fail(wire.failure(failure.error, self.address, self._incarnation))
+                why = wire.failure(failure.error, self.address, self._incarnation)
+                self._died = self._died or why.reason in DEATHS
+                attempt.fail(why)
         # After the failures, which belong to the incarnation before.
         if frame.HasField("status"):
             self._take_status(frame.status)
@@ -248,18 +249,22 @@ class Link:
         self._health = self._health.restarted()
 
     def _detach(self, why: str) -> None:
+        drained = self._status is not None and self._status.state == pb.STATE_DRAINING
         self._status = None
         self._model = None
         self._detail = why
         self._foreign_load = 0
         self._unlearnt.clear()
-        self._lose_attempts(f"the stream to worker {self.address} was lost ({why})")
+        self._lose_attempts(f"the stream to worker {self.address} was lost ({why})", announced=drained)
         self._changed()
 
-    def _lose_attempts(self, message: str) -> None:
-        """The worker or its engine is gone, and did not say which request is to blame."""
-        if self._burdened:
-            self._burdened = False
+    def _lose_attempts(self, message: str, *, announced: bool = False) -> None:
+        """The worker or its engine is gone, and did not say which request is to blame.
+
+        That counts against the worker if it had requests, unless it `announced` that it would go.
+        """
+        died, self._died = self._died or bool(self._attempts), False
+        if died and not announced:
             self._health = self._health.lost(time.monotonic())
             if self._health.on_trial:
                 self._ejections.inc()

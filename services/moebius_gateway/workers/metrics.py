@@ -27,9 +27,6 @@ class DispatcherMetrics:
             ["worker"],
             registry=registry,
         )
-        self.streams = Gauge(
-            "moebius_gateway_streams_in_flight", "Generations between start and end", registry=registry
-        )
         self.waiting = Gauge(
             "moebius_gateway_streams_waiting", "Generations that wait for a worker", registry=registry
         )

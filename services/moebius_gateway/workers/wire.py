@@ -89,6 +89,7 @@ def failure(error: pb.Error, worker: str, incarnation: str) -> Failure:
         message=error.message,
         retry_after=error.retry_after_ms / 1000,
         in_step=error.in_step,
+        tokens_sent=error.tokens_sent,
     )
 
 

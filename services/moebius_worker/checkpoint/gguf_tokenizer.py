@@ -105,12 +105,7 @@ def _byte_level(gguf: Gguf, keys: Mapping[str, Any]) -> Tokenizer:
         left, _, right = merge.partition(" ")
         merges.append((left, right))
     vocab = {token: index for index, token in enumerate(keys["tokens"])}
-    try:
-        model = models.BPE(vocab, merges, ignore_merges=kind.ignore_merges)
-    # `tokenizers` raises no narrower class when a merge names a token that is not there.
-    except Exception as error:
-        raise CheckpointError(f"{gguf.path}: vocabulary and merges do not fit together: {error}") from error
-    tokenizer = Tokenizer(model)
+    tokenizer = Tokenizer(_bpe(gguf, vocab, merges, ignore_merges=kind.ignore_merges))
     if kind.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = byte_level_pre_tokenizer(kind)
@@ -133,10 +128,10 @@ def _sentencepiece(gguf: Gguf, keys: Mapping[str, Any], types: list[int]) -> Tok
     unknown = _token(gguf, keys, "unknown_token_id")
     if unknown is None and _UNKNOWN in types:
         unknown = tokens[types.index(_UNKNOWN)]
+    merges = _merges(pieces, vocab)
+    byte_fallback = _BYTE in types
     tokenizer = Tokenizer(
-        models.BPE(
-            vocab, _merges(pieces, vocab), unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types
-        )
+        _bpe(gguf, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
     )
     # SentencePiece writes spaces as this, and puts one before the text and after each special token.
     space = "▁"
@@ -147,6 +142,14 @@ def _sentencepiece(gguf: Gguf, keys: Mapping[str, Any], types: list[int]) -> Tok
         [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer
+
+
+def _bpe(gguf: Gguf, vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocab, merges, **options)
+    # `tokenizers` raises no narrower class when, for one, a merge names a token that is not there.
+    except Exception as error:
+        raise CheckpointError(f"{gguf.path}: vocabulary and merges do not fit together: {error}") from error
 
 
 def _merges(pieces: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -36,7 +36,10 @@ def _directory_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     files = {"tokenizer_config.json": b"{}"}
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (directory / name).is_file():
-            files[name] = (directory / name).read_bytes()
+            try:
+                files[name] = (directory / name).read_bytes()
+            except OSError as error:
+                raise CheckpointError(f"Cannot read {directory / name}: {error}") from error
     return files
 
 

@@ -1,7 +1,6 @@
 """`python -m moebius_worker.engine --fd N SETTINGS`: started by the front, never by hand."""
 
 import argparse
-import ctypes
 import os
 import signal
 import socket
@@ -9,16 +8,14 @@ import sys
 
 import structlog
 
+from moebius_common.logs import configure_logs
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
 from moebius_worker.engine.convert import fatal, loading
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.memory import OutOfMemoryPlan
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
-from moebius_worker.logs import configure_logs
 from moebius_worker.settings import WorkerSettings
-
-_PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +23,9 @@ log = structlog.get_logger(__name__)
 def main() -> int:
     arguments = _parse()
     settings = WorkerSettings.model_validate_json(arguments.settings)
-    _belong_to_the_front()
+    # Ctrl-C, which the whole process group gets, is for the front, which drains and then ends the engine.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     configure_logs(settings.log_format, process="engine", pid=os.getpid())
     connection = socket.socket(fileno=arguments.fd)
     connection.set_inheritable(False)
@@ -43,15 +42,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--fd", type=int, required=True, help="the engine's end of the socket pair")
     parser.add_argument("settings", help="WorkerSettings as JSON")
     return parser.parse_args()
-
-
-def _belong_to_the_front() -> None:
-    """Dies with the front; leaves Ctrl-C, which the whole process group gets, to the front, which drains."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # If the front died before this line, the first frame finds the pipe closed.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _serve(pipe: Pipe, settings: WorkerSettings) -> int:

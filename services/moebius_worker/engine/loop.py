@@ -1,6 +1,7 @@
 """The engine's one loop: receive, schedule, compute, sample, send."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -10,14 +11,16 @@ from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.engine.convert import delta_from, request_from
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.faults import FaultInjector
-from moebius_worker.engine.pipe import Pipe
+from moebius_worker.engine.pipe import FrontGoneError, Pipe
+from moebius_worker.engine.runner import Computed
 from moebius_worker.engine.sampler import NonFiniteLogitsError, Sampled, SampleRow
 from moebius_worker.engine.scheduler import Rejected, Scheduler
 from moebius_worker.engine.types import Slice, StepPlan
 
 HEARTBEAT_SECONDS = 1.0
-# When so many steps have raised, one after another, and no request was in all of them, it is the engine.
-MAX_RAISES = 3
+# When so many steps have raised, one after another, it is the engine: a request that raises each time is
+# given up by its gateway before that.
+MAX_RAISES = 8
 # How long a gateway had better wait when the queue is full.
 RETRY_AFTER_MS = 1000
 
@@ -33,8 +36,8 @@ log = structlog.get_logger(__name__)
 class Runner(Protocol):
     """What the loop needs of a ModelRunner."""
 
-    def step(self, slices: Sequence[Slice]) -> torch.Tensor:
-        """Logits, fp32 [slices that sample, vocab], in the order of the slices."""
+    def step(self, slices: Sequence[Slice], progress: Callable[[], None]) -> Computed:
+        """Calls `progress` as it advances."""
 
 
 class EngineLoop:
@@ -56,11 +59,12 @@ class EngineLoop:
         self._faults = faults
         # The handles of the last StepBegin.
         self._announced: frozenset[int] = frozenset()
-        # Of requests that were refused since the last StepEnd.
+        # Of requests that were not taken since the last StepEnd.
         self._refusals: list[worker_pb2.Failure] = []
-        # Steps that raised since the last one that did not, and the requests that were in all of them.
+        # When the last StepEnd was sent, by time.monotonic().
+        self._last_end = time.monotonic()
+        # Steps that raised since the last one that did not.
         self._raises = 0
-        self._in_all_raises: frozenset[str] = frozenset()
         self._steps = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -99,13 +103,18 @@ class EngineLoop:
             # False: it finished meanwhile.
             self._scheduler.cancel(frame.cancel.handle)
             return
-        request = request_from(frame.submit)
+        handle = frame.submit.handle
         try:
-            self._scheduler.add(request)
+            self._scheduler.add(request_from(frame.submit))
         except Rejected as rejected:
-            self._refusals.append(_refused(request.handle, rejected))
+            self._refusals.append(_refused(handle, rejected))
+        except Exception as error:
+            # In no step, but guilty all the same: it must not come back for ever.
+            log.exception("request not taken", request_id=frame.submit.request_id)
+            message = f"taking the request raised {type(error).__name__}: {error}"
+            self._refusals.append(_failed(handle, message))
         else:
-            self._prompt_tokens += len(request.token_ids)
+            self._prompt_tokens += len(frame.submit.token_ids)
 
     def _step(self, plan: StepPlan) -> None:
         handles = frozenset(plan.handles)
@@ -118,6 +127,8 @@ class EngineLoop:
         except torch.AcceleratorError as error:
             # Every later call on this device would fail too: only a new process gets a new context.
             raise EngineDownError(worker_pb2.REASON_GPU_FAULT, f"the device reported: {error}") from error
+        except FrontGoneError:
+            raise
         except Exception as error:
             self._fail(plan, error)
             return
@@ -129,18 +140,24 @@ class EngineLoop:
         self._send_end(deltas, failures)
 
     def _compute(self, plan: StepPlan) -> tuple[dict[int, Sampled], list[worker_pb2.Failure]]:
-        """What was sampled, by handle, and the failures of requests for which nothing could be."""
+        """What was sampled, by handle, and the failures of requests that cannot go on."""
         self._faults.check(plan.slices)
-        logits = self._runner.step(plan.slices)
-        handles = [piece.handle for piece in plan.slices if piece.sample]
-        rows = [self._row(handle) for handle in handles]
+        logits, faulty = self._runner.step(plan.slices, self._progress)
+        failures = [_failed(handle, "its hidden states are not finite") for handle in faulty]
+        sampling = [piece.handle for piece in plan.slices if piece.sample]
+        rows = {row: handle for row, handle in enumerate(sampling) if handle not in faulty}
         try:
-            return dict(zip(handles, self._sample(logits, rows), strict=True)), []
+            return self._draw(logits, rows), failures
         except NonFiniteLogitsError as error:
-            good = [row for row in range(len(rows)) if row not in error.rows]
-            sampled = self._sample(logits[good], [rows[row] for row in good])
-            failures = [_failed(handles[row], "its logits are not finite") for row in error.rows]
-            return dict(zip([handles[row] for row in good], sampled, strict=True)), failures
+            bad = [list(rows)[index] for index in error.rows]
+            failures += [_failed(rows.pop(row), "its logits are not finite") for row in bad]
+            return self._draw(logits, rows), failures
+
+    def _draw(self, logits: torch.Tensor, rows: Mapping[int, int]) -> dict[int, Sampled]:
+        """By handle. `rows`: handles by their rows of the logits; no others are sampled."""
+        chosen = logits if len(rows) == len(logits) else logits[list(rows)]
+        sampled = self._sample(chosen, [self._row(handle) for handle in rows.values()])
+        return dict(zip(rows.values(), sampled, strict=True))
 
     def _row(self, handle: int) -> SampleRow:
         history = self._scheduler.history(handle)
@@ -157,16 +174,18 @@ class EngineLoop:
         """Gives up what was in the step, and nothing else."""
         log.exception("step raised", step=self._steps, requests=len(plan.slices))
         message = f"the engine's step raised {type(error).__name__}: {error}"
-        # By the names that stay when a gateway submits them again.
-        requests = frozenset(self._scheduler.history(handle).request.request_id for handle in plan.handles)
-        self._in_all_raises = self._in_all_raises & requests if self._raises else requests
         self._raises += 1
-        if self._raises >= MAX_RAISES and not self._in_all_raises:
+        if self._raises >= MAX_RAISES:
             raise EngineDownError(
                 worker_pb2.REASON_ENGINE_DEAD, f"{self._raises} steps in a row raised; of the last: {message}"
             ) from error
         self._scheduler.fail(plan.handles)
         self._send_end(failures=[_failed(handle, message) for handle in plan.handles])
+
+    def _progress(self) -> None:
+        """Keeps a step that takes long from being taken for a stall. The frame brings nothing."""
+        if time.monotonic() - self._last_end >= HEARTBEAT_SECONDS:
+            self._send_end()
 
     def _send_end(
         self,
@@ -176,6 +195,7 @@ class EngineLoop:
         end = engine_pb2.StepEnd(deltas=deltas, failures=[*self._refusals, *failures], stats=self.stats())
         self._refusals.clear()
         self._pipe.send(engine_pb2.EngineFrame(end=end))
+        self._last_end = time.monotonic()
 
 
 def _refused(handle: int, rejected: Rejected) -> worker_pb2.Failure:
@@ -186,7 +206,7 @@ def _refused(handle: int, rejected: Rejected) -> worker_pb2.Failure:
 
 
 def _failed(handle: int, message: str) -> worker_pb2.Failure:
-    """Of a request that was in the step."""
+    """Of a request that is to blame, or may be: a strike against it."""
     error = worker_pb2.Error(
         reason=worker_pb2.REASON_ENGINE_DEAD, message=message, retryable=True, in_step=True
     )

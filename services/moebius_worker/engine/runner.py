@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Self
+from typing import NamedTuple, Self
 
 import structlog
 import torch
@@ -47,6 +47,16 @@ class RunnerOptions:
     max_model_len: int | None = None
     threads: int | None = None
     max_step_tokens: int | None = None
+
+
+class Computed(NamedTuple):
+    """What came of a step."""
+
+    # fp32 [slices that sample, vocab], in the order of the slices.
+    logits: torch.Tensor
+    # Handles of slices, whether they sample or not, in which some row is not finite: what they wrote to
+    # their pages is wrong, though the logits may look well.
+    faulty: frozenset[int]
 
 
 class ModelRunner:
@@ -104,8 +114,8 @@ class ModelRunner:
         return cls(architecture_of(checkpoint.config), model, plan, options.page_size, step_tokens, place)
 
     @torch.inference_mode()
-    def step(self, slices: Sequence[Slice]) -> torch.Tensor:
-        """Computes the tokens; returns logits fp32 [slices that sample, vocab], in the order of the slices.
+    def step(self, slices: Sequence[Slice], progress: Callable[[], None] = lambda: None) -> Computed:
+        """Computes the tokens, calling `progress` now and then, for a step may take long.
 
         Raises ValueError for a token id that is not in the vocabulary.
         """
@@ -130,10 +140,18 @@ class ModelRunner:
             torch.tensor(positions, device=device),
             self._kv,
             attention,
+            progress,
         )
-        ends = accumulate(len(piece.token_ids) for piece in slices)
+        ends = list(accumulate(len(piece.token_ids) for piece in slices))
         sampled = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
-        return self._model.logits(hidden[torch.tensor(sampled, dtype=torch.int64, device=device)])
+        logits = self._model.logits(hidden[torch.tensor(sampled, dtype=torch.int64, device=device)])
+        finite: list[bool] = hidden.isfinite().all(dim=-1).tolist()
+        faulty = (
+            piece.handle
+            for end, piece in zip(ends, slices, strict=True)
+            if not all(finite[end - len(piece.token_ids) : end])
+        )
+        return Computed(logits, frozenset(faulty))
 
 
 def _place(checkpoint: Checkpoint, options: RunnerOptions) -> Place:

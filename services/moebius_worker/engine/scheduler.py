@@ -124,10 +124,6 @@ class Scheduler:
                 self._withdraw(state)
             self._forget(state)
 
-    def has_work(self) -> bool:
-        """Whether `schedule` would return a step with something in it."""
-        return bool(self._running or self._waiting)
-
     def history(self, handle: int) -> History:
         """KeyError when there is no such request. One cancelled during a step is there until its end."""
         state = self._requests[handle]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 from google.protobuf.message import DecodeError
 
+from moebius_common.child import dies_with_us
 from moebius_proto.worker.v1 import engine_pb2 as pb
 from moebius_worker.framing import FrameError, FrameReader, encode
 from moebius_worker.settings import WorkerSettings
@@ -31,11 +32,11 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
+            command = (sys.executable, "-m", "moebius_worker.engine")
             arguments = ("--fd", str(theirs.fileno()), settings.model_dump_json())
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "moebius_worker.engine"),
-                    *arguments,
+                    *dies_with_us(*command, *arguments),
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                 )

@@ -9,13 +9,14 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from moebius_common.address import split_address
 from moebius_proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.service import WorkerService
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervisor import Supervisor
 from moebius_worker.metrics import RequestMetrics, WorkerCollector, serve_metrics
-from moebius_worker.settings import WorkerSettings, split_address
+from moebius_worker.settings import WorkerSettings
 
 HEALTH_SERVICES = ("", "moebius.worker.v1.Worker")
 HEARTBEAT_SECONDS = 1.0

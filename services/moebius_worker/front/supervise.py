@@ -3,6 +3,8 @@
 import signal
 from dataclasses import dataclass
 
+from moebius_common.backoff import backoff
+from moebius_common.exit_reason import exit_reason
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 
 
@@ -69,18 +71,10 @@ def deaths_in_a_row(before: int, ready_for: float | None, policy: Policy) -> int
 
 def restart_delay(deaths: int, policy: Policy, draw: float) -> float:
     """Seconds until the next start. Doubles with each death, spread by a quarter by `draw` in [0, 1)."""
-    # 2**30 is beyond any limit; more would overflow a float.
-    delay = policy.restart_delay * 2 ** min(deaths - 1, 30)
-    return min(delay, policy.max_restart_delay) * (0.75 + draw / 2)
+    return backoff(policy.restart_delay, deaths - 1, policy.max_restart_delay) * (0.75 + draw / 2)
 
 
 def _epitaph(exit_code: int, ready: bool) -> str:
     when = "" if ready else " while loading"
-    if exit_code >= 0:
-        return f"the engine exited with status {exit_code}{when}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
-    hint = "; if nobody sent it, the machine ran out of memory" if name == "SIGKILL" else ""
-    return f"the engine was killed by {name}{when}{hint}"
+    hint = "; if nobody sent it, the machine ran out of memory" if exit_code == -signal.SIGKILL else ""
+    return f"the engine {exit_reason(exit_code)}{when}{hint}"

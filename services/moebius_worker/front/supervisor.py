@@ -161,7 +161,16 @@ class Supervisor:
                 raise FrameError("the engine sent an empty frame")
 
     async def _engine_ready(self, ready: engine_pb2.EngineReady, life: _Life) -> None:
-        model, files = await asyncio.to_thread(read_served_model, self._settings, ready.model)
+        try:
+            model, files = await asyncio.to_thread(read_served_model, self._settings, ready.model)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            # Whatever is wrong with the files: the next engine's front would find the same.
+            log.exception("the served model cannot be read")
+            raise CheckpointError(
+                f"The tokenizer of {self._settings.model} cannot be read: {type(error).__name__}: {error}"
+            ) from error
         # What the engine said meanwhile has not been read.
         self._state.silence = 0.0
         self._state.engine_ready(model, files, ready.stats)

@@ -114,6 +114,20 @@ def test_tokenizer_files_of_a_directory(tmp_path: Path) -> None:
     assert tokenizer_files(open_checkpoint(str(tmp_path)))["tokenizer_config.json"] == b"{}"
 
 
+def test_a_tokenizer_that_cannot_be_read_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tokenizer(directory(tmp_path))
+    checkpoint = open_checkpoint(str(tmp_path))
+
+    def fail(path: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: .*Input/output error"):
+        tokenizer_files(checkpoint)
+
+
 def test_a_missing_tokenizer_is_an_error_that_helps(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(directory(tmp_path)))
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):

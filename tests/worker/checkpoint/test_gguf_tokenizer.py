@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from moebius_worker.checkpoint import gguf_tokenizer
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.gguf_file import read_gguf
 from moebius_worker.checkpoint.gguf_tokenizer import gguf_tokenizer_files
@@ -288,6 +289,14 @@ def test_sentencepiece_that_cannot_be_followed_is_refused(tmp_path: Path) -> Non
         converted(tmp_path, metadata | {"tokenizer.ggml.remove_extra_whitespaces": True})
     with pytest.raises(CheckpointError, match="scores"):
         converted(tmp_path, {key: value for key, value in metadata.items() if "scores" not in key})
+
+
+def test_sentencepiece_that_does_not_fit_together_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_tokenizer, "_merges", lambda pieces, ids: [("nowhere", "to be found")])
+    with pytest.raises(CheckpointError, match="do not fit together"):
+        converted(tmp_path, sentencepiece_metadata())
 
 
 def test_smollm2s_ids_equal_those_of_transformers() -> None:

@@ -164,9 +164,13 @@ class World:
             self._drop(handle)
         self.audit()
 
+    def has_work(self) -> bool:
+        stats = self.scheduler.stats()
+        return stats.running + stats.waiting > 0
+
     def drain(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is left."""
-        while self.scheduler.has_work():
+        while self.has_work():
             assert max_steps > 0, f"not finished: {sorted(self.tokens)}"
             max_steps -= 1
             assert self.step().slices

@@ -12,18 +12,24 @@ import torch
 
 from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
+from moebius_worker.engine import loop as loop_module
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.faults import FaultInjector
 from moebius_worker.engine.loop import MAX_RAISES, EngineLoop
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
+from moebius_worker.engine.runner import Computed
 from moebius_worker.engine.sampler import sample
 from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
-from moebius_worker.engine.types import Slice
+from moebius_worker.engine.types import Request, Slice
 from moebius_worker.framing import FrameReader, encode
 
 VOCAB = 50
+# A gateway gives a request up after so many.
+GATEWAY_STRIKES = 3
 # A prompt that ends with this makes the step do what the test says.
 TRIGGER = 40
+# A slice that holds this is faulty, whatever its logits are.
+FAULTY = 41
 CONFIG = SchedulerConfig(
     page_size=4, num_pages=16, max_running=4, max_step_tokens=16, max_model_len=128, max_waiting=4
 )
@@ -35,10 +41,13 @@ class SuccessorRunner:
 
     on_trigger: Callable[[torch.Tensor], None] = lambda row: None
     seconds: float = 0.0
+    layers: int = 1
     steps: list[tuple[int, ...]] = field(default_factory=list)
 
-    def step(self, slices: Sequence[Slice]) -> torch.Tensor:
-        time.sleep(self.seconds)
+    def step(self, slices: Sequence[Slice], progress: Callable[[], None]) -> Computed:
+        for _ in range(self.layers):
+            time.sleep(self.seconds)
+            progress()
         self.steps.append(tuple(piece.handle for piece in slices))
         rows = [piece for piece in slices if piece.sample]
         logits = torch.zeros(len(rows), VOCAB)
@@ -46,7 +55,8 @@ class SuccessorRunner:
             row[(piece.token_ids[-1] + 1) % TRIGGER] = 1
             if piece.token_ids[-1] == TRIGGER:
                 self.on_trigger(row)
-        return logits
+        faulty = frozenset(piece.handle for piece in slices if FAULTY in piece.token_ids)
+        return Computed(logits, faulty)
 
 
 def request(handle: int, token_ids: Sequence[int], **fields: Any) -> pb.Submit:
@@ -151,6 +161,18 @@ def test_a_long_prefill_is_progress_and_brings_nothing(bench: Bench) -> None:
     assert [len(end.deltas) for end in bench.ends()][:3] == [0, 0, 1], "chunks of 16 tokens"
 
 
+def test_a_long_step_is_progress_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "HEARTBEAT_SECONDS", 0.05)
+    bench.runner.seconds, bench.runner.layers = 0.01, 40
+    bench.submit(request(1, [7], max_tokens=1))
+    bench.read_until(lambda b: b.finished(1))
+    kinds = [frame.WhichOneof("frame") for frame in bench.frames]
+    within = bench.frames[kinds.index("begin") + 1 :]
+    last = next(index for index, frame in enumerate(within) if frame.end.deltas)
+    assert 2 <= last <= 20, "now and then, and not after each layer"
+    assert all(frame.HasField("end") and not frame.end.failures for frame in within[:last])
+
+
 def test_an_idle_engine_says_so_every_second(bench: Bench) -> None:
     bench.read_until(lambda b: len(b.ends()) >= 2)
     assert bench.ends()[-1].stats.max_running == 4
@@ -191,14 +213,14 @@ def test_a_step_that_raises_fails_what_was_in_it(bench: Bench) -> None:
 def test_so_many_raises_in_a_row_end_the_engine(bench: Bench) -> None:
     bench.runner.on_trigger = fail
     for handle in range(1, MAX_RAISES):
-        bench.submit(request(handle, [TRIGGER]))
+        bench.submit(request(handle, [TRIGGER], request_id="chosen by the client"))
         bench.read_until(lambda b: b.error(handle))  # noqa: B023
     # A step that works in between: the count starts anew.
     bench.submit(request(10, [7], max_tokens=1))
     bench.read_until(lambda b: b.finished(10))
     for handle in range(11, 11 + MAX_RAISES):
         assert bench.ended == []
-        bench.submit(request(handle, [TRIGGER]))
+        bench.submit(request(handle, [TRIGGER], request_id="chosen by the client"))
         if handle < 10 + MAX_RAISES:
             bench.read_until(lambda b: b.error(handle))  # noqa: B023
     outcome = bench.outcome()
@@ -208,13 +230,32 @@ def test_so_many_raises_in_a_row_end_the_engine(bench: Bench) -> None:
 
 
 def test_a_request_that_raises_again_and_again_does_not_end_the_engine(bench: Bench) -> None:
-    """Its gateway submits it anew each time, and soon alone: that must not cost the others their engine."""
+    """Its gateway submits it anew until it is known as poison: the others must not lose their engine."""
     bench.runner.on_trigger = fail
-    for handle in range(1, 2 * MAX_RAISES):
-        poison = request(handle, [TRIGGER], request_id="poison")
-        bench.submit(poison, request(100 + handle, [TRIGGER]))
+    for handle in range(1, 1 + GATEWAY_STRIKES):
+        bench.submit(request(handle, [TRIGGER]))
         bench.read_until(lambda b: b.error(handle))  # noqa: B023
-    assert bench.ended == []
+    bench.submit(request(10, [7]))
+    bench.read_until(lambda b: b.finished(10))
+
+
+def test_a_request_that_cannot_even_be_taken_fails_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Scheduler.add
+
+    def stumble(self: Scheduler, request: Request) -> None:
+        if TRIGGER in request.token_ids:
+            raise ArithmeticError("no such page")
+        add(self, request)
+
+    monkeypatch.setattr(Scheduler, "add", stumble)
+    bench.submit(request(1, [TRIGGER]), request(2, [7]))
+    bench.read_until(lambda b: b.error(1) and b.finished(2))
+    error = bench.error(1)
+    assert error is not None
+    assert (error.reason, error.retryable, error.in_step) == (pb.REASON_ENGINE_DEAD, True, True)
+    assert "ArithmeticError: no such page" in error.message
 
 
 def test_an_error_of_the_device_ends_the_engine_at_once(bench: Bench) -> None:
@@ -242,6 +283,29 @@ def test_logits_that_are_not_finite_fail_their_request_alone(bench: Bench) -> No
     assert any(set(handles) == {1, 2} for handles in bench.runner.steps), "they shared a step"
     assert bench.tokens(1) == [n % TRIGGER for n in range(8, 48)]
     assert bench.ends()[-1].stats.kv_pages_used == 0
+
+
+@pytest.mark.parametrize(
+    "prompt", [[FAULTY, 3, 3], [FAULTY] + [3] * 39], ids=["early row", "early chunk, which samples nothing"]
+)
+def test_a_fault_in_any_row_fails_its_request_though_its_logits_are_finite(
+    bench: Bench, prompt: list[int]
+) -> None:
+    bench.submit(request(1, [7], max_tokens=40), request(2, prompt))
+    bench.read_until(lambda b: b.error(2) and b.finished(1))
+    error = bench.error(2)
+    assert error is not None
+    assert (error.reason, error.retryable, error.in_step) == (pb.REASON_ENGINE_DEAD, True, True)
+    assert "not finite" in error.message
+    assert [set(handles) for handles in bench.runner.steps if 2 in handles] == [{1, 2}], (
+        "the first step ends it"
+    )
+    assert bench.tokens(1) == [n % TRIGGER for n in range(8, 48)]
+    assert bench.tokens(2) == []
+    # Nothing of it is kept for the next request with this prompt.
+    bench.submit(request(3, [*prompt[:2], 5], max_tokens=1))
+    bench.read_until(lambda b: b.error(3))
+    assert bench.ends()[-1].stats.cached_tokens == 0
 
 
 def test_no_stop_token_before_min_tokens(bench: Bench) -> None:

@@ -73,7 +73,7 @@ class Requests:
             ids = tuple(self.ids[index][start : start + count])
             slices.append(Slice(index, ids, start, self.pages[index], sample=True))
             self.done[index] += count
-        logits = self.runner.step(slices).cpu()
+        logits = self.runner.step(slices).logits.cpu()
         assert logits.dtype == torch.float32
         expected = torch.stack([self.expected[index][self.done[index] - 1] for index in counts])
         assert (logits - expected).abs().max() < TOLERANCE
@@ -116,7 +116,7 @@ def test_64_greedy_tokens_of_a_batch_equal_those_of_transformers(tmp_path, famil
             ids = prompt + output
             start = len(ids) - 1 if output else 0
             slices.append(Slice(index, tuple(ids[start:]), start, pages[index], sample=True))
-        for output, row in zip(outputs, runner.step(slices), strict=True):
+        for output, row in zip(outputs, runner.step(slices).logits, strict=True):
             output.append(int(row.argmax()))
     assert outputs == expected
     assert len({tuple(output) for output in outputs}) == 3
@@ -147,7 +147,7 @@ def test_bf16_is_close_to_fp32(tmp_path):
     runner, reference = load(path, dtype="bfloat16")
     assert runner.dtype_name == "bfloat16"
     ids = list(range(30))
-    logits = runner.step([Slice(0, tuple(ids), 0, tuple(range(8)), sample=True)]).cpu()
+    logits = runner.step([Slice(0, tuple(ids), 0, tuple(range(8)), sample=True)]).logits.cpu()
     assert logits.dtype == torch.float32
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0, -1]

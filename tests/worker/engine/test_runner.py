@@ -78,14 +78,14 @@ def test_weights_that_do_not_fit_are_refused(path):
 def test_only_slices_that_sample_have_logits(path):
     runner = load(path)
     ids = tuple(range(20))
-    whole = runner.step([Slice(0, ids, 0, (0, 1), sample=True)])
+    whole = runner.step([Slice(0, ids, 0, (0, 1), sample=True)]).logits
     parts = [Slice(0, ids[:12], 0, (2, 3), sample=False), Slice(1, ids, 0, (4, 5), sample=True)]
-    both = runner.step(parts)
+    both = runner.step(parts).logits
     torch.testing.assert_close(both, whole, atol=1e-5, rtol=0)
-    none = runner.step([Slice(2, ids[:3], 0, (6,), sample=False)])
+    none = runner.step([Slice(2, ids[:3], 0, (6,), sample=False)]).logits
     assert none.shape == (0, VOCAB_SIZE)
     torch.testing.assert_close(
-        runner.step([Slice(0, ids[12:], 12, (2, 3), sample=True)]), whole, atol=1e-5, rtol=0
+        runner.step([Slice(0, ids[12:], 12, (2, 3), sample=True)]).logits, whole, atol=1e-5, rtol=0
     )
 
 
@@ -93,6 +93,35 @@ def test_a_token_beyond_the_vocabulary_is_an_error_before_anything_is_computed(p
     runner = load(path)
     with pytest.raises(ValueError, match=f"request 7 holds the token id {VOCAB_SIZE}"):
         runner.step([Slice(7, (1, VOCAB_SIZE), 0, (0,), sample=True)])
+
+
+def test_a_fault_in_any_row_is_told_though_the_logits_are_finite(path):
+    runner = load(path)
+    runner._model.embedding[5] = float("nan")
+    step = runner.step(
+        [
+            Slice(1, (7, 8, 9), 0, (0,), sample=True),
+            Slice(2, (5, 8, 9), 0, (1,), sample=True),
+            Slice(3, (7, 5, 9), 0, (2,), sample=False),
+            Slice(4, (7,), 0, (3,), sample=True),
+        ]
+    )
+    assert step.logits.isfinite().all(), "the fault does not show in the last row"
+    assert step.faulty == {2, 3}
+
+
+def test_a_fault_in_keys_and_values_alone_is_told(path):
+    """They are zeroed where they are kept, so that nothing else would show it."""
+    runner = load(path)
+    runner._model.layers[-1].attention.qkv.weight[-1] = float("nan")
+    assert runner.step([Slice(1, (7, 8, 9), 0, (0,), sample=False)]).faulty == {1}
+
+
+def test_each_layer_is_progress(path):
+    calls = []
+    runner = load(path)
+    runner.step([Slice(1, (7, 8, 9), 0, (0,), sample=True)], lambda: calls.append(1))
+    assert len(calls) == 2
 
 
 def test_threads(path):

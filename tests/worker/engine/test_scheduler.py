@@ -28,7 +28,7 @@ def test_prefill_then_decode_then_finish(page_size):
     assert (piece.start, piece.end, piece.sample) == (10, 11, True)
     world.step()
     assert world.finished == {1: Finish.LENGTH}
-    assert not world.scheduler.has_work()
+    assert not world.has_work()
     assert world.step().slices == ()
     world.check_outputs()
 
@@ -135,7 +135,7 @@ def test_speculated_tokens_are_taken_to_the_first_end():
 def test_what_can_never_run_is_refused_at_once(asked, reason):
     world = World(config(num_pages=16, page_size=4, max_model_len=100))
     assert rejection(world, asked).reason == reason
-    assert not world.scheduler.has_work()
+    assert not world.has_work()
     # The longest that fits does run.
     world.add(request(1, 63, max_tokens=100))
     world.drain()
@@ -220,7 +220,7 @@ def test_no_more_run_than_places():
     world = World(config(max_running=3, num_pages=100))
     for handle in range(10):
         world.add(request(handle, 5, max_tokens=5))
-    while world.scheduler.has_work():
+    while world.has_work():
         world.step()
         assert world.scheduler.stats().running <= 3
     assert len(world.finished) == 10
@@ -231,7 +231,7 @@ def test_more_places_than_tokens_in_a_step():
     world = World(config(max_running=8, max_step_tokens=3, num_pages=100))
     for handle in range(8):
         world.add(request(handle, 1, max_tokens=10))
-    while world.scheduler.has_work():
+    while world.has_work():
         plan = world.begin()
         assert len(plan.slices) == world.scheduler.stats().running
         world.end(plan)

@@ -16,7 +16,7 @@ def test_cancel_in_every_phase_frees_everything():
     for handle in (3, 2, 1):
         assert world.cancel(handle)
         assert not world.cancel(handle)
-    assert not world.scheduler.has_work()
+    assert not world.has_work()
     assert world.scheduler.stats().cache.pages_used == 0
     assert not world.cancel(99)
 
@@ -33,7 +33,7 @@ def test_cancel_during_a_step_keeps_the_pages_until_its_end():
     assert not world.cancel(1)
     assert world.scheduler.stats().cache.pages_used == used
     assert world.scheduler.history(2).output_ids == []
-    assert not world.scheduler.has_work()
+    assert not world.has_work()
     assert world.end(plan) == []
     assert world.scheduler.stats().cache.pages_used == 0
     with pytest.raises(KeyError):
@@ -79,5 +79,5 @@ def test_failing_a_waiting_or_unknown_or_cancelled_request():
     world._drop(1), world._drop(2)
     world.audit()
     assert world.scheduler.complete(plan, {}) == []
-    assert not world.scheduler.has_work()
+    assert not world.has_work()
     assert world.scheduler.stats().cache.pages_used == 0

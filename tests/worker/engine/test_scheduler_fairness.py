@@ -50,7 +50,7 @@ def test_tiny_prompts_cost_whole_pages(page_size):
     for handle in range(40):
         world.add(request(handle, 1 + handle % 2, max_tokens=3))
     most = 0
-    while world.scheduler.has_work():
+    while world.has_work():
         world.step()
         most = max(most, world.scheduler.stats().running)
     assert most <= 10

@@ -79,7 +79,7 @@ def test_the_latest_arrival_is_preempted_and_keeps_its_output():
     for handle in range(4):
         world.add(request(handle, 10, max_tokens=40))
     first_lost = None
-    while world.scheduler.has_work():
+    while world.has_work():
         world.step()
         if first_lost is None and world.scheduler.stats().preemptions:
             (lost,) = (state.request.handle for state in world.scheduler._waiting)

@@ -16,6 +16,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
+from moebius_worker.engine.loop import MAX_RAISES
 from tests.worker.front.worker_process import Gateway, WorkerProcess, attached, gone, submit, until, worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -133,9 +134,10 @@ async def test_a_step_that_raises_fails_its_batch_and_nothing_else(
 
 async def test_steps_that_raise_and_raise_end_the_engine(frail: WorkerProcess, gateway: Gateway) -> None:
     before = await frail.status()
-    errors = [await error_of_submit(gateway, submit(handle, [RAISE])) for handle in (1, 2, 3)]
+    handles = range(1, 1 + MAX_RAISES)
+    errors = [await error_of_submit(gateway, submit(handle, [RAISE])) for handle in handles]
     assert all(error.reason == pb.REASON_ENGINE_DEAD and error.in_step for error in errors)
-    assert "3 steps in a row" in errors[-1].message
+    assert f"{MAX_RAISES} steps in a row" in errors[-1].message
     assert (await frail.ready()).incarnation != before.incarnation
 
 

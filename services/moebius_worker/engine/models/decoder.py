@@ -1,6 +1,6 @@
 """What decoder families have around their layers: embedding, final norm, head, names of all weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -45,13 +45,22 @@ class Decoder:
         )
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, kv: KvTensors, attention: AttentionPlan
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KvTensors,
+        attention: AttentionPlan,
+        progress: Callable[[], None],
     ) -> torch.Tensor:
-        """One step: int64 [T] and int64 [T] -> hidden states [T, hidden]. Writes keys and values."""
+        """One step: int64 [T] and int64 [T] -> hidden states [T, hidden]. Writes keys and values.
+
+        `progress` is called after each layer.
+        """
         context = StepContext(self.rotary(positions), attention)
         x = F.embedding(token_ids, self.embedding)
         for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
             x = layer(x, keys, values, context)
+            progress()
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -92,8 +92,9 @@ class Attention:
         heads = self.qkv(x).unflatten(-1, (self.num_heads + 2 * self.num_kv_heads, -1))
         rotated = apply_rotary(heads[:, : -self.num_kv_heads], context.angles)
         q, k = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
-        write_kv(k, heads[:, -self.num_kv_heads :], keys, values, context.attention)
-        return self.out(paged_attention(q, keys, values, context.attention).flatten(1))
+        faults = write_kv(k, heads[:, -self.num_kv_heads :], keys, values, context.attention)
+        # A row whose keys or values could not be kept as they are ends up as NaN, for the runner to find.
+        return self.out(paged_attention(q, keys, values, context.attention).flatten(1)) + faults[:, None]
 
     def weights(self, prefix: str) -> Weights:
         return self.qkv.weights(prefix) | self.out.weights(prefix)

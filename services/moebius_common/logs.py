@@ -1,0 +1,48 @@
+"""Log lines: structlog to stderr, JSON or for people; those of libraries in the same form."""
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def configure_logs(log_format: LogFormat, level: LogLevel = "info", **fields: object) -> None:
+    """Called once, when the process starts; `fields` are on every line, whichever thread it comes from."""
+
+    def add_fields(logger: object, method: str, event: EventDict) -> EventDict:
+        return {**fields, **event}
+
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        add_fields,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # Tracebacks without the values of variables: those hold what users wrote, and take seconds to lay out.
+    plain = structlog.dev.plain_traceback
+    last: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if log_format == "json"
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    )
+    least = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    logging.basicConfig(level=least, handlers=[handler], force=True)

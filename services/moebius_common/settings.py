@@ -1,0 +1,95 @@
+"""Settings of a service: flags, then environment, then a TOML file, then defaults."""
+
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+# The type of a setting that holds a time.
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class ServiceSettings(BaseSettings):
+    """What the settings of all services have in common.
+
+    A service adds its fields, each with a description, and `env_prefix` and `cli_prog_name`.
+    """
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    config: Path | None = Field(
+        None,
+        description="A TOML file with settings: some_setting = 1 is --some-setting 1. Every flag is an "
+        "environment variable too, named by the service: MOEBIUS_WORKER_SOME_SETTING. Flags win over "
+        "environment, that over the file.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _TomlFile(settings_cls)
+
+
+class _TomlFile(PydanticBaseSettingsSource):
+    """The file that `config`, by flag or environment, names; one that cannot be read is a ValueError."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError("the file is read as a whole")
+
+    def __call__(self) -> dict[str, Any]:
+        path = self.current_state.get("config")
+        if not path:
+            return {}
+        try:
+            return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot read the settings file {path}: {error}") from error
+
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+def read_settings(kind: type[SettingsT], arguments: Sequence[str] | None = None) -> SettingsT:
+    """Those of this process; `arguments` are by default its own.
+
+    If some are wrong it says which, by their flags, and ends the process with status 2.
+    """
+    try:
+        return CliApp.run(kind, cli_args=list(sys.argv[1:] if arguments is None else arguments))
+    except ValidationError as error:
+        lines = [_explain(fault["loc"], fault["msg"]) for fault in error.errors()]
+    except (SettingsError, ValueError) as error:
+        lines = [str(error)]
+    # What is wrong comes last, since the last line is what a supervisor quotes.
+    program = kind.model_config.get("cli_prog_name")
+    for line in ("these settings are wrong; --help explains them", *lines):
+        sys.stderr.write(f"{program}: {line}\n")
+    sys.exit(2)
+
+
+def _explain(location: tuple[int | str, ...], message: str) -> str:
+    flag = "--" + ".".join(map(str, location)).replace("_", "-")
+    return f"{flag}: {message.removeprefix('Value error, ')}"

@@ -1,0 +1,49 @@
+"""What log lines look like; in a process of their own, since logs are set up for a whole process."""
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import logging, sys, threading, structlog
+from moebius_common.logs import configure_logs
+configure_logs(sys.argv[1], "info", process="front")
+log = structlog.get_logger("mine")
+log.debug("too little")
+thread = threading.Thread(target=lambda: log.info("from a thread"))
+thread.start()
+thread.join()
+structlog.contextvars.bind_contextvars(request_id="r")
+logging.getLogger("library").warning("of %s", "others")
+try:
+    secret = "what a user wrote"
+    raise RuntimeError("broken")
+except RuntimeError:
+    log.exception("failed", worker="w")
+"""
+
+
+def lines(log_format: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, log_format], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_json() -> None:
+    thread, library, failed = map(json.loads, lines("json"))
+    assert (thread["event"], thread["process"], thread["logger"]) == ("from a thread", "front", "mine")
+    assert (library["event"], library["level"], library["logger"]) == ("of others", "warning", "library")
+    assert library["process"] == "front"
+    assert library["request_id"] == failed["request_id"] == "r"
+    assert "RuntimeError: broken" in failed["exception"]
+    assert "what a user wrote" not in failed["exception"].replace('secret = "what a user wrote"', "")
+
+
+def test_console() -> None:
+    text = "\n".join(lines("console"))
+    assert "RuntimeError: broken" in text
+    assert "of others" in text
+    assert "process=front" in text
+    assert "too little" not in text
