@@ -5,12 +5,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-import httpx
 import psutil
 import typer
 from rich.console import Console
@@ -25,7 +23,7 @@ from moebius_cli.model import prepare_model
 from moebius_cli.options import StateDirOption
 from moebius_cli.plan import UpOptions, check_port, controller_command, gateway_command, plan_stack
 from moebius_cli.state_dir import StateDir, UpRecord
-from moebius_cli.view import WorkerView, read_state, view_workers
+from moebius_cli.view import WorkerView, read_state, view_gateway, view_workers
 from moebius_controller.spec import StackSpec, write_stack
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.host_memory import host_memory
@@ -35,6 +33,8 @@ STOP_GRACE = 40.0
 # So many processes of a worker that died before any was ready are enough to call it hopeless.
 HOPELESS_DEATHS = 2
 POLL_SECONDS = 0.2
+# How long the gateway may take, once the workers are ready, to load what makes text of tokens.
+GATEWAY_PATIENCE = 15.0
 EVENTS_SECONDS = 1.0
 
 
@@ -146,7 +146,7 @@ class _Up:
         with step(self._console, "workers") as current:
             await self._workers_ready(current)
         with step(self._console, "gateway") as current:
-            await self._gateway_ready()
+            await self._gateway_ready(current)
             current.result = f"ready at {self._options.url}"
         if self._options.question:
             await self._ask(self._options.question)
@@ -177,9 +177,17 @@ class _Up:
                 raise CliError(f"{view.name} cannot start: {reason}\nIts log: {view.log}")
         return views
 
-    async def _gateway_ready(self) -> None:
-        async with client(self._options.url) as gateway:
-            await _poll(lambda: _is_ready(gateway), self._gateway.check)
+    async def _gateway_ready(self, current: Step) -> None:
+        """Raises CliError if it is not ready soon after the workers: its side of the model cannot be used."""
+        deadline = time.monotonic() + GATEWAY_PATIENCE
+        while not (view := await view_gateway(self._options.url, self._gateway.pid)).ready:
+            self._gateway.check()
+            if time.monotonic() > deadline:
+                raise CliError(
+                    f"The gateway cannot serve the model: {view.detail}\nIts log: {self._gateway.log}"
+                )
+            current.update(view.detail)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _ask(self, question: str) -> None:
         self._console.print(f"\n[bold]> {escape(question)}[/bold]")
@@ -282,19 +290,6 @@ moebius chat talks to it, moebius status shows it, Ctrl-C stops it. Logs: {logs}
             self._options.state_dir.write_record(record)
         except OSError as error:
             self._say(f"moebius status will not know of this: {error}")
-
-
-async def _poll(condition: Callable[[], Awaitable[bool]], check: Callable[[], None]) -> None:
-    while not await condition():
-        check()
-        await asyncio.sleep(POLL_SECONDS)
-
-
-async def _is_ready(gateway: httpx.AsyncClient) -> bool:
-    try:
-        return (await gateway.get("/readyz")).is_success
-    except httpx.TransportError:
-        return False
 
 
 def _progress(what: str, done: int, total: int) -> str:

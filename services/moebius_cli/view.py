@@ -69,7 +69,7 @@ async def view_stack(state_dir: StateDir) -> StackView:
         return StackView(running=False)
     stack, control = read_state(state_dir)
     gateway, workers = await asyncio.gather(
-        _view_gateway(record.url, record.gateway_pid), view_workers(stack, control)
+        view_gateway(record.url, record.gateway_pid), view_workers(stack, control)
     )
     events = control.events if control else ()
     return StackView(True, record.model, gateway, record.controller_pid, workers, events)
@@ -132,10 +132,18 @@ async def _view_worker(spec: WorkerSpec, process: ProcessView) -> WorkerView:
     )
 
 
-async def _view_gateway(url: str, pid: int) -> GatewayView:
+async def view_gateway(url: str, pid: int) -> GatewayView:
     try:
         async with client(url) as gateway:
             response = await gateway.get("/readyz", timeout=PROBE_TIMEOUT)
     except httpx.HTTPError as error:
         return GatewayView(url, pid, False, f"it does not answer: {error!r}")
-    return GatewayView(url, pid, response.is_success, "" if response.is_success else response.text)
+    return GatewayView(url, pid, response.is_success, _reasons(response))
+
+
+def _reasons(response: httpx.Response) -> str:
+    """Why the gateway is not ready, as it says itself."""
+    try:
+        return "; ".join(response.json().get("reasons", ()))
+    except (ValueError, AttributeError, TypeError):
+        return response.text

@@ -24,6 +24,8 @@ class Start:
     words: tuple[str, ...]
     log: str = "worker-0.log"
     config: dict[str, object] = field(default_factory=dict)
+    # The model's, when it is not usable.
+    chat_template: str | None = None
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -40,9 +42,14 @@ STARTS = {
         ("--max-running: Input should be greater than 0",), env={"MOEBIUS_WORKER_MAX_RUNNING": "-1"}
     ),
     "gateway": Start(
-        ("The gateway does not start", "request_timeout"),
+        ("The gateway does not start", "--request-timeout: Input should be a valid number"),
         log="gateway.log",
         env={"MOEBIUS_GATEWAY_REQUEST_TIMEOUT": "soon"},
+    ),
+    "template": Start(
+        ("The gateway cannot serve the model", "chat template"),
+        log="gateway.log",
+        chat_template="{% for x in %}",
     ),
 }
 
@@ -57,6 +64,8 @@ def started(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             shutil.copytree(tiny_model, model)
             config = json.loads((model / "config.json").read_text()) | start.config
             (model / "config.json").write_text(json.dumps(config))
+            if start.chat_template is not None:
+                (model / "chat_template.jinja").write_text(start.chat_template)
             up = running_up(model, folder / name / "state", "--workers", "1", **start.env)
             ups[name] = exits.enter_context(up)
         yield ups

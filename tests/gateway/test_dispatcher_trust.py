@@ -62,12 +62,15 @@ async def test_only_a_worker_that_died_under_requests_is_tried_with_care(how: st
     async with cluster(1) as it:
         (worker,) = it.workers
         worker.paused = True
-        for _ in range(TRIAL_LOSSES):
+
+        def reconnects() -> float:
+            return it.gateway.metric("attach_reconnects_total", worker=f"127.0.0.1:{it.ports[0]}")
+
+        for lost in range(TRIAL_LOSSES):
             await until(it.gateway.ready)
             worker.refusal = refusal(pb.REASON_OVERLOADED) if how == "refused" else None
-            submitted = len(worker.submits)
-            task = asyncio.create_task(consume(it.gateway, generation()))
-            await until(lambda submitted=submitted: len(worker.submits) > submitted)
+            task = asyncio.create_task(consume(it.gateway, generation(seed=lost)))
+            await until(lambda lost=lost: any(submit.sampling.seed == lost for submit in worker.submits))
             if how == "cancelled":
                 task.cancel()
                 await until(lambda: not worker.running)
@@ -78,7 +81,8 @@ async def test_only_a_worker_that_died_under_requests_is_tried_with_care(how: st
                 await until(lambda: not it.gateway.ready())
             worker.state = pb.STATE_READY
             worker.hang_up()
-            await until(lambda: not it.gateway.ready())
+            # The request is given up only afterwards: it must be there when the stream ends.
+            await until(lambda lost=lost: reconnects() == lost + 1)
             task.cancel()
             await asyncio.wait([task])
         assert it.gateway.workers()[0].on_trial is on_trial
