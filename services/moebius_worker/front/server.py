@@ -66,7 +66,7 @@ async def serve(settings: WorkerSettings) -> None:
     state = WorkerState(pid=os.getpid())
     exchange = Exchange(state, RequestMetrics(registry))
     registry.register(WorkerCollector(state, exchange))
-    health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    health_service = health.aio.HealthServicer()
 
     async def changed() -> None:
         exchange.broadcast(state.status())
