@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,15 +16,10 @@ import httpx
 
 from moebius_cli.state_dir import StateDir
 from moebius_cli.view import StackView, view_stack
+from tests.ports import free_port
 
 MOEBIUS = Path(sys.executable).with_name("moebius")
 START_TIMEOUT = 90.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -18,7 +18,8 @@ import psutil
 
 from tests.gateway.dispatching import process
 from tests.gateway.worker_standin import FIRST_TOKEN, die_with_parent
-from tests.stack import free_port, until
+from tests.ports import free_port
+from tests.stack import until
 from tests.tiny import write_tokenizer
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 
-from tests.stack import MOEBIUS, START_TIMEOUT, free_port
+from tests.ports import free_port
+from tests.stack import MOEBIUS, START_TIMEOUT
 
 
 def moebius(*arguments: object, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:

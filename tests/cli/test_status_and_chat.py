@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from moebius_cli.main import app
 from tests.cli.refusal import refused
-from tests.stack import free_port
+from tests.ports import free_port
 
 COMMANDS = ("up", "status", "chat", "upcycle")
 

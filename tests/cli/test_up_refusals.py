@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.refusal import assert_one_line_says, refused
 from tests.cli.running_up import moebius
-from tests.stack import free_port
+from tests.ports import free_port
 
 # `up` with a state directory of its own and a free port.
 Up = Callable[..., str]

@@ -17,7 +17,8 @@ from moebius_controller.local.driver import LocalDriver
 from moebius_controller.metrics import ControllerMetrics
 from moebius_controller.spec import StackSpec, WorkerSpec, write_stack
 from moebius_controller.state_file import ControllerState, ProcessView, load_state
-from tests.stack import free_port, until
+from tests.ports import free_port
+from tests.stack import until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 20.0

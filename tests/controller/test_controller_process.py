@@ -19,7 +19,8 @@ from tests.controller.processes import (
     shell,
     standin,
 )
-from tests.stack import free_port, until
+from tests.ports import free_port
+from tests.stack import until
 
 # Deaf to SIGTERM, from when it says so.
 DEAF = "trap '' TERM; echo deaf; while true; do sleep 0.1; done"

@@ -1,5 +1,6 @@
-"""Where a body is parsed: what takes long does so in a thread, while the event loop serves others."""
+"""How a body is read and parsed: nobody holds up others with one that is long or never comes."""
 
+import asyncio
 import threading
 from typing import Any
 
@@ -9,8 +10,10 @@ from pydantic import BaseModel, model_validator
 from starlette.requests import Request
 from starlette.types import Message
 
+from moebius_gateway.api import body as body_module
 from moebius_gateway.api.body import INLINE_BYTES, parse
 from moebius_gateway.api.errors import ApiError
+from moebius_gateway.api.interruption import ClientGoneError
 
 
 class Body(BaseModel):
@@ -23,9 +26,16 @@ class Body(BaseModel):
         return data | {"thread": threading.get_ident()}
 
 
-def request(content: bytes) -> Request:
+def request(content: bytes, then: Message | None = None) -> Request:
+    """`then`: what comes after a first part, nothing ever if empty; None: the first part is the whole."""
+    messages = [{"type": "http.request", "body": content, "more_body": then is not None}]
+
     async def receive() -> Message:
-        return {"type": "http.request", "body": content, "more_body": False}
+        if messages:
+            return messages.pop()
+        if not then:
+            await asyncio.Event().wait()
+        return then or {}
 
     headers = [(b"content-type", b"application/json")]
     return Request({"type": "http", "method": "POST", "headers": headers}, receive)
@@ -46,3 +56,15 @@ async def test_faults_are_the_same_in_both(size: int) -> None:
     with pytest.raises(ApiError) as refused:
         await parse(request(orjson.dumps({"text": ["x" * size]})), Body)
     assert refused.value.param == "text"
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_ours() -> None:
+    with pytest.raises(ClientGoneError):
+        await parse(request(b'{"te', {"type": "http.disconnect"}), Body)
+
+
+async def test_a_body_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "BODY_SECONDS", 0.05)
+    with pytest.raises(ApiError) as refused:
+        await parse(request(b'{"te', {}), Body)
+    assert (refused.value.status, refused.value.code) == (408, "request_timeout")

@@ -21,7 +21,7 @@ from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.gateway.dispatching import ROOT, until
 from tests.gateway.http_server import events
 from tests.gateway.worker_standin import Plan, StandIn, die_with_parent, serving, undisturbed
-from tests.stack import free_port
+from tests.ports import free_port
 from tests.stack import until as until_true
 from tests.tiny import write_tokenizer
 

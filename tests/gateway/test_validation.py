@@ -28,6 +28,7 @@ BOTH = [
     ("presence_penalty", 2.5),
     ("frequency_penalty", -2.5),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-40),
     ("n", 0),
     ("n", 129),
     ("max_tokens", 0),

@@ -24,6 +24,7 @@ import grpc
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from tests.ports import free_port
 
 # What it generates: ids of printable ASCII in the tokenizer of tests.tiny. From END_TOKEN on they occur in
 # prompts only, so that a killer among them is never generated.
@@ -312,7 +313,7 @@ async def serving(worker: StandIn, port: int = 0) -> AsyncIterator[int]:
     """Serves it on loopback; yields the port. Leaving resets all streams, as a death of the process would."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServicer_to_server(worker, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    port = server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
     await server.start()
     engine = asyncio.create_task(worker.run())
     try:

@@ -5,27 +5,41 @@ from typing import TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from moebius_gateway.api.errors import ApiError, invalid
+from moebius_gateway.api.errors import INVALID_REQUEST, ApiError, invalid
+from moebius_gateway.api.interruption import ClientGoneError
 
 # A client's own words come back to it up to this length.
 MAX_PARAM = 128
 # Up to so many bytes (some milliseconds) a body is parsed on the event loop.
 INLINE_BYTES = 256 << 10
+# A body that takes longer, in seconds, is not on its way any more; it must not hold up a gateway that stops.
+BODY_SECONDS = 30.0
 
 Parameters = TypeVar("Parameters", bound=BaseModel)
 
 
 async def parse(request: Request, parameters: type[Parameters]) -> Parameters:
-    """Reads and validates the JSON body. Raises `ApiError`."""
+    """Reads and validates the JSON body. Raises `ApiError` and `ClientGoneError`."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise invalid(f"send JSON with Content-Type: application/json, not {content_type or 'none'!r}")
-    body = await request.body()
+    body = await _read(request)
     if len(body) > INLINE_BYTES:
         return await asyncio.to_thread(_parse, body, parameters)
     return _parse(body, parameters)
+
+
+async def _read(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.body()
+    except TimeoutError as error:
+        message = f"the body did not arrive within {BODY_SECONDS:g} seconds"
+        raise ApiError(408, message, INVALID_REQUEST, code="request_timeout") from error
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
 
 
 def _parse(body: bytes, parameters: type[Parameters]) -> Parameters:

@@ -77,7 +77,8 @@ class GenerationParameters(Strict):
     # -1 and 0 both mean no limit.
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    # It divides logits: much smaller ones would make them infinite.
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: Annotated[
