@@ -56,6 +56,19 @@ async def test_kill_with_a_second_worker() -> None:
         await finish(built, begun)
 
 
+async def test_kill_of_the_only_worker_pauses_until_it_is_back() -> None:
+    async with AsyncExitStack() as stack:
+        built, workers = await started(stack, 1)
+        begun = await begin(built)
+        workers[0].child.kill()
+        await until(lambda: built.metric("streams_waiting") == COUNT, seconds=1)
+        await stack.enter_async_context(process("--rate", "60", "--port", str(workers[0].port)))
+        back = time.monotonic()
+        await until(lambda: built.metric("streams_waiting") == 0)
+        assert time.monotonic() - back < 1.5
+        await finish(built, begun)
+
+
 async def test_a_stopped_worker_is_left_in_time_and_taken_back() -> None:
     async with AsyncExitStack() as stack:
         built, workers = await started(stack, 2)

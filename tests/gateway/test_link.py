@@ -11,6 +11,7 @@ from moebius_gateway.journal import Submission
 from moebius_gateway.types import GenerationError, ModelInfo, Reason, Sampling
 from moebius_gateway.workers import wire
 from moebius_gateway.workers.catalog import MAX_UNSERVED, Catalog
+from moebius_gateway.workers.link import Link, LinkLostError
 from moebius_gateway.workers.routing import prefix_blocks
 from moebius_gateway.workers.view import WorkerState
 from moebius_proto.worker.v1 import worker_pb2 as pb
@@ -43,6 +44,23 @@ async def test_series_exist_before_anything_happened() -> None:
         for name in ("streams_waiting", "strikes_total", "poisoned_total"):
             assert built.metric(name) == 0
         assert built.metric("recoveries_total", reason="ENGINE_DEAD") == 0
+
+
+async def test_a_stream_that_is_lost_while_the_gateway_stops_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lost_when_cancelled(link: Link, call: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise LinkLostError("the worker died in that moment") from None
+
+    async with serving(StandIn(Plan())) as port:
+        monkeypatch.setattr(Link, "_read", lost_when_cancelled)
+        async with asyncio.timeout(5):
+            async with gateway(port):
+                # Time for the link to get as far as reading.
+                await asyncio.sleep(0.2)
 
 
 async def test_a_worker_that_comes_back_on_its_address_rejoins_within_a_second() -> None:
