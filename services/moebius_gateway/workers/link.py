@@ -124,7 +124,7 @@ class Link:
             why = await self._session()
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                # A task group that fails in the moment of its cancellation keeps the failure and forgets that.
+                # A task group that fails in the moment of its cancellation forgets the cancellation.
                 raise asyncio.CancelledError
             # One that is there but fails at once is tried no more often than one that is not there.
             lasted = time.monotonic() - begun > self._options.reconnect_pause
