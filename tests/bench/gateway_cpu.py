@@ -16,8 +16,9 @@ from pathlib import Path
 import httpx
 import psutil
 
+from moebius_common.child import dies_with_us
 from tests.gateway.dispatching import process
-from tests.gateway.worker_standin import FIRST_TOKEN, die_with_parent
+from tests.gateway.worker_standin import FIRST_TOKEN
 from tests.ports import free_port
 from tests.stack import until
 from tests.tiny import write_tokenizer
@@ -64,9 +65,10 @@ async def measure(load: Load) -> Figures:
         async with process("--rate", str(load.rate), "--tokenizer", folder) as worker:
             url = f"127.0.0.1:{free_port()}"
             gateway = await asyncio.create_subprocess_exec(
-                Path(sys.executable).with_name("moebius-gateway"),
-                *("--listen", url, "--workers", worker.address, "--log-level", "warning"),
-                preexec_fn=die_with_parent,
+                *dies_with_us(
+                    *(sys.executable, "-m", "moebius_gateway"),
+                    *("--listen", url, "--workers", worker.address, "--log-level", "warning"),
+                )
             )
             try:
                 return await _measure(load, f"http://{url}", psutil.Process(gateway.pid))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from moebius_common.child import dies_with_us
 from moebius_gateway.types import FinishReason, Generation, ModelInfo, Sampling, Tokens
 from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
 from moebius_gateway.workers.metrics import DispatcherMetrics
@@ -156,10 +157,7 @@ def refusal(reason: int, seconds: float = 0.2) -> pb.Error:
 async def process(*arguments: str) -> AsyncIterator["Process"]:
     """A stand-in as a process; killed at the end if it still runs."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.gateway.worker_standin",
-        *arguments,
+        *dies_with_us(sys.executable, "-m", "tests.gateway.worker_standin", *arguments),
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

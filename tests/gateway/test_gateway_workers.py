@@ -16,11 +16,12 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from moebius_common.child import dies_with_us
 from moebius_gateway.text.model import TextModel
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.gateway.dispatching import ROOT, until
 from tests.gateway.http_server import events
-from tests.gateway.worker_standin import Plan, StandIn, die_with_parent, serving, undisturbed
+from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
 from tests.ports import free_port
 from tests.stack import until as until_true
 from tests.tiny import write_tokenizer
@@ -81,11 +82,12 @@ async def gateway(files: Path, workers: Sequence[StandIn], *arguments: str) -> A
             listen = f"127.0.0.1:{free_port()}"
             addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "moebius_gateway", "--listen", listen, "--workers", addresses),
-                *("--keep-alive-interval", "0.2", "--log-level", "warning", *arguments),
+                *dies_with_us(
+                    *(sys.executable, "-m", "moebius_gateway", "--listen", listen, "--workers", addresses),
+                    *("--keep-alive-interval", "0.2", "--log-level", "warning", *arguments),
+                ),
                 cwd=ROOT,
                 stderr=log,
-                preexec_fn=die_with_parent,
             )
             limits = httpx.Limits(max_connections=64)
             http = await stack.enter_async_context(

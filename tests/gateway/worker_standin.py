@@ -10,10 +10,8 @@ which prints its address on the first line.
 
 import argparse
 import asyncio
-import ctypes
 import itertools
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -324,11 +322,6 @@ async def serving(worker: StandIn, port: int = 0) -> AsyncIterator[int]:
         await server.stop(None)
 
 
-def die_with_parent() -> None:
-    """Linux: this process is killed when the one that started it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-
-
 async def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
@@ -338,7 +331,6 @@ async def _main() -> None:
     )
     parser.add_argument("--tokenizer", type=Path, help="directory with the files to serve")
     arguments = parser.parse_args()
-    die_with_parent()
     plan = Plan(rate=arguments.rate, killers=frozenset(arguments.killer), exits=True)
     if arguments.tokenizer:
         files = sorted(arguments.tokenizer.iterdir())
