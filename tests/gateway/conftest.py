@@ -3,12 +3,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.gateway.http_server import Gateway, ScriptedBackend, running_gateway
+from tests.gateway.http_server import Gateway, ScriptedBackend, running_gateway, until_ready
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_gateway() -> AsyncIterator[Gateway]:
     async with running_gateway(ScriptedBackend(), keep_alive_interval=0.2) as gateway:
+        await until_ready(gateway)
         yield gateway
 
 

@@ -183,6 +183,13 @@ async def until(condition: Callable[[], Any], timeout: float = 10) -> None:
         await asyncio.sleep(0.005)
 
 
+async def until_ready(gateway: Gateway) -> None:
+    """Its model's tokenizer is loaded, in the background, soon after the start."""
+    async with gateway.client() as client, asyncio.timeout(10):
+        while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def events(body: str) -> list[str]:
     """The data of the events of a stream."""
     return [part.removeprefix("data: ") for part in body.split("\n\n") if part.startswith("data: ")]

@@ -2,15 +2,26 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 import pytest
 
+from moebius_gateway.text import registry
 from moebius_gateway.text.errors import TextError
+from moebius_gateway.text.model import TextModel
 from moebius_gateway.text.registry import TextModels
 from moebius_gateway.types import ModelInfo
-from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, tokenizer_files, until
+from tests.gateway.http_server import (
+    MODEL,
+    Gateway,
+    ScriptedBackend,
+    running_gateway,
+    tokenizer_files,
+    until,
+    until_ready,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -54,6 +65,23 @@ async def test_a_model_that_is_not_known_yet_is_no_reason_to_give_up() -> None:
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "not_ready"
     assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_not_ready_before_the_tokenizer_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it can be loaded at all is not known until then."""
+    may_load = threading.Event()
+
+    def slow(files: Mapping[str, bytes]) -> TextModel:
+        assert may_load.wait(10)
+        return TextModel(files)
+
+    monkeypatch.setattr(registry, "_text_model", slow)
+    async with running_gateway(ScriptedBackend()) as gateway, gateway.client() as client:
+        response = await client.get("/readyz")
+        may_load.set()
+        assert response.status_code == 503
+        assert response.json()["reasons"] == ["org/tiny: its tokenizer is being loaded"]
+        await until_ready(gateway)
 
 
 async def test_a_broken_tokenizer_is_said_and_a_mended_one_serves() -> None:

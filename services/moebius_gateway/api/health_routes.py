@@ -50,6 +50,8 @@ def _readiness(services: Services) -> tuple[list[str], list[str]]:
     for model in models:
         if (failure := services.texts.failure(model)) is not None:
             reasons.append(f"{model.id}: its tokenizer cannot be loaded: {failure}")
+        elif not services.texts.loaded(model):
+            reasons.append(f"{model.id}: its tokenizer is being loaded")
         elif not services.backend.ready(model.id):
             reasons.append(f"{model.id}: none of its workers is ready")
         else:

@@ -32,6 +32,12 @@ class TextModels:
         # Shielded, since other requests may be waiting for the same load.
         return await asyncio.shield(task)
 
+    def loaded(self, info: ModelInfo) -> bool:
+        """Whether a request need not wait for the model's text side."""
+        task = self._loading.get(info.tokenizer_hash)
+        # A load that failed is not kept.
+        return task is not None and task.done()
+
     def failure(self, info: ModelInfo) -> str | None:
         """Why the model's text side could not be loaded when that was last tried; None if it could."""
         return self._failures.get(info.tokenizer_hash)
