@@ -41,13 +41,15 @@ class DecodeGroup:
 class Chunk:
     """Several rows of one request, `first_row` to `last_row` (excluded).
 
-    `pages` int64 [P]; `mask` [rows, num_keys] is added to the scores, None if row i sees keys 0 to i.
+    `pages` int64 [P]; row i sees the keys to `num_keys - rows + i`, the last `window` of them if that is not
+    None. `mask` [rows, num_keys] says the same and is added to the scores; None if row i sees keys 0 to i.
     """
 
     first_row: int
     last_row: int
     pages: torch.Tensor
     num_keys: int
+    window: int | None
     mask: torch.Tensor | None
 
 
@@ -76,7 +78,8 @@ def plan_attention(
     """Plans a step whose rows are those of `spans`, one after another.
 
     `window`: a position sees itself and the `window - 1` before it; None means all. `dtype` is that of the
-    queries. Pages before the window are not read.
+    queries. Pages before the window of a span's first row are neither read nor written; their numbers may
+    be -1.
     """
     slots: list[int] = []
     decoding: list[_Row] = []
@@ -96,9 +99,9 @@ def plan_attention(
         else:
             mask = None
             if span.start > 0 or (window is not None and span.length > window):
-                mask = _causal_mask(span.start - base, span.length, span.end - base, window, dtype, device)
+                mask = causal_mask(span.start - base, span.length, span.end - base, window, dtype, device)
             pages_tensor = torch.tensor(pages, device=device)
-            chunks.append(Chunk(row, row + span.length, pages_tensor, span.end - base, mask))
+            chunks.append(Chunk(row, row + span.length, pages_tensor, span.end - base, window, mask))
     groups = tuple(_decode_group(rows, page_size, dtype, device) for rows in _similar(decoding))
     return AttentionPlan(torch.tensor(slots, device=device), groups, tuple(chunks))
 
@@ -136,9 +139,10 @@ def _decode_group(
     )
 
 
-def _causal_mask(
+def causal_mask(
     start: int, length: int, num_keys: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
+    """[length, num_keys], 0 or -inf: what rows at the keys `start`, `start + 1`, ... see."""
     position = torch.arange(start, start + length, device=device).unsqueeze(1)
     key = torch.arange(num_keys, device=device)
     visible = key <= position

@@ -1,33 +1,69 @@
 """The feed-forward networks of the experts that tokens were routed to."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
-import torch.nn.functional as F
 
+from moebius_kernels.activations import SILU, Activation, gated
+from moebius_kernels.formats.format import StoredMatrix
+from moebius_kernels.linear import linear
 from moebius_kernels.router import Route
-from moebius_kernels.swiglu import swiglu
 
 
-def routed_experts(x: torch.Tensor, route: Route, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """The weighted sum of each token's experts, `sum_k weights[t, k] * down_e(swiglu(gate_up_e(x[t])))`.
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The experts of a layer, each in a slot of the S that there are.
 
-    x [T, H]; gate_up [E, 2I, H], gate rows first; down [E, H, I]; the result is [T, H] in x's dtype, its
-    sum in fp32. The weights of each expert that was hit are read once, however many tokens share it, and
-    those of an expert without tokens never.
+    `gate_up`: one matrix [S, 2I, H], gate rows first, or two [S, I, H] where gate and up are stored in unlike
+    forms. `down` [S, H, I]. Biases [S, 2I] and [S, H]. `slots` int64 [E]: where each expert is; None if
+    expert e is in slot e.
+    """
+
+    gate_up: Sequence[StoredMatrix]
+    down: StoredMatrix
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
+
+    @property
+    def num_slots(self) -> int:
+        return self.down.shape[0]
+
+
+def routed_experts(
+    x: torch.Tensor,
+    route: Route,
+    weights: ExpertWeights,
+    activation: Activation = SILU,
+) -> torch.Tensor:
+    """The weighted sum of each token's experts, `sum_k weights[t, k] * down_e(act(gate_up_e(x[t])))`.
+
+    x [T, H]; the result is [T, H] in x's dtype, its sum in fp32. The weights of each expert that was hit are
+    read once, however many tokens share it, and those of an expert without tokens never.
     """
     num_tokens, top_k = route.experts.shape
-    pair_experts = route.experts.flatten()
+    pair_slots = route.experts.flatten()
+    if weights.slots is not None:
+        pair_slots = weights.slots[pair_slots]
     # Pairs (token, k) in the order of their experts, so that each expert's tokens lie side by side.
-    order = pair_experts.argsort(stable=True)
+    order = pair_slots.argsort(stable=True)
     inputs = x.index_select(0, order // top_k)
     outputs = torch.empty_like(inputs)
     first = 0
-    for expert, count in enumerate(pair_experts.bincount(minlength=gate_up.shape[0]).tolist()):
+    for slot, count in enumerate(pair_slots.bincount(minlength=weights.num_slots).tolist()):
         if count:
             rows = slice(first, first + count)
-            hidden = swiglu(F.linear(inputs[rows], gate_up[expert]))
-            outputs[rows] = F.linear(hidden, down[expert])
+            outputs[rows] = _expert(inputs[rows], slot, weights, activation)
             first += count
     # Back to (token, k), then the sum over k: unlike adding into a shared row, that has one order of
     # summation on every device.
     pairs = torch.empty_like(outputs).index_copy_(0, order, outputs).view(num_tokens, top_k, -1)
     return (pairs * route.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+
+def _expert(x: torch.Tensor, slot: int, weights: ExpertWeights, activation: Activation) -> torch.Tensor:
+    gate_up_bias = None if weights.gate_up_bias is None else weights.gate_up_bias[slot]
+    down_bias = None if weights.down_bias is None else weights.down_bias[slot]
+    gate_up = linear(x, [matrix[slot] for matrix in weights.gate_up], gate_up_bias)
+    return linear(gated(gate_up, activation), [weights.down[slot]], down_bias)

@@ -1,78 +1,172 @@
 """Attention over keys and values that lie in pages."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
-from moebius_kernels.attention_plan import AttentionPlan, Chunk, DecodeGroup
+from moebius_kernels.attention_plan import AttentionPlan, Chunk, DecodeGroup, causal_mask
+from moebius_kernels.kv_pages import KvPages
+
+# Scores in fp32 that the rows of a chunk may have together, where they are computed explicitly.
+MAX_SCORES = 1 << 24
 
 
-def write_kv(
-    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: AttentionPlan
-) -> torch.Tensor:
-    """Puts the rows' keys and values, [T, KV, D] each, where `plan.slots` says.
+def write_kv(k: torch.Tensor, v: torch.Tensor | None, kv_pages: KvPages, plan: AttentionPlan) -> torch.Tensor:
+    """Puts the rows' keys and values, [T, KV, Dk] and [T, KV, Dv], where `plan.slots` says.
 
-    k_pages and v_pages [pages, page_size, KV, D], the dtype of k and v. What is not finite becomes 0: padding
-    multiplies a page's leftovers by zero, and zero times NaN would pass one request's fault on to others.
+    `v` is None where the values lie in the keys. What is not finite becomes 0: padding multiplies a page's
+    leftovers by zero, and zero times NaN would pass one request's fault on to others.
 
     So the pages hide a fault, from the later rows of its own request too. The result [T] tells of it: 0 for
     a row whose keys and values are finite, else NaN. Add it to what becomes of the row, and check every row.
     """
-    for rows, pages in ((k, k_pages), (v, v_pages)):
-        finite = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        pages.view(-1, *rows.shape[1:]).index_copy_(0, plan.slots, finite)
     # Zero times NaN, or times infinity, is NaN.
-    return (k * 0).sum(dim=(1, 2)) + (v * 0).sum(dim=(1, 2))
+    faults = (k * 0).sum(dim=(1, 2))
+    kv_pages.keys.write(_finite(k), plan.slots)
+    if kv_pages.values is not None:
+        assert v is not None
+        faults = faults + (v * 0).sum(dim=(1, 2))
+        kv_pages.values.write(_finite(v), plan.slots)
+    return faults
 
 
 def paged_attention(
-    q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: AttentionPlan
+    q: torch.Tensor,
+    kv_pages: KvPages,
+    plan: AttentionPlan,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal softmax attention, scale 1 / sqrt(D). The rows' own keys and values are in the pages already.
+    """Causal softmax attention. The rows' own keys and values are in the pages already.
 
-    q [T, heads, D], heads a multiple of KV: query head h reads KV head h // (heads / KV). k_pages and
-    v_pages [pages, page_size, KV, D]. The result is [T, heads, D]; softmax and sums are in fp32.
+    q [T, heads, Dk], heads a multiple of KV: query head h reads KV head h // (heads / KV). Scores are
+    multiplied by `scale`, by default 1 / sqrt(Dk); `softcap` c then makes them c * tanh(score / c). `sinks`
+    [heads]: a score that joins the softmax of each row and has no value. The result is [T, heads, Dv] in
+    q's dtype; softmax and sums are in fp32.
     """
-    output = torch.empty_like(q)
+    scores = _Scores(kv_pages.key_dim**-0.5 if scale is None else scale, softcap, sinks)
+    # PyTorch's own attention knows no more than that; and where values are of another width than keys, it
+    # may copy the keys for each query head.
+    plain = softcap is None and sinks is None and kv_pages.value_dim == kv_pages.key_dim
+    decode, prefill = (_decode, _prefill) if plain else (_explicit_decode, _explicit_prefill)
+    output = q.new_empty(*q.shape[:2], kv_pages.value_dim)
     for group in plan.decodes:
-        output.index_copy_(0, group.rows, _decode(q.index_select(0, group.rows), k_pages, v_pages, group))
+        output.index_copy_(0, group.rows, decode(q.index_select(0, group.rows), kv_pages, group, scores))
     for chunk in plan.chunks:
         rows = slice(chunk.first_row, chunk.last_row)
-        output[rows] = _prefill(q[rows], k_pages, v_pages, chunk)
+        output[rows] = prefill(q[rows], kv_pages, chunk, scores)
+    # PyTorch's attention gives zeros for a query that is not finite, on the CPU and without a mask: that would
+    # hide a fault.
+    return output + (q * 0).sum(dim=-1, keepdim=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """How the products of queries and keys become weights."""
+
+    scale: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+def _finite(rows: torch.Tensor) -> torch.Tensor:
+    return rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _decode(q: torch.Tensor, kv_pages: KvPages, group: DecodeGroup, scores: _Scores) -> torch.Tensor:
+    keys, values = _gather_group(kv_pages, group, q.dtype)
+    # The query heads of a KV head stand where attention has its query positions: none repeats the keys.
+    output = F.scaled_dot_product_attention(
+        q.unflatten(1, (kv_pages.kv_heads, -1)), keys, values, attn_mask=group.mask, scale=scores.scale
+    )
+    return output.flatten(1, 2)
+
+
+def _prefill(q: torch.Tensor, kv_pages: KvPages, chunk: Chunk, scores: _Scores) -> torch.Tensor:
+    keys, values = _gather_chunk(kv_pages, chunk, q.dtype)
+    # [KV, shared, rows, D]: KV heads as the batch and their query heads as the heads.
+    q = q.unflatten(1, (kv_pages.kv_heads, -1)).permute(1, 2, 0, 3)
+    shared = q.shape[1]
+    output = F.scaled_dot_product_attention(
+        q,
+        # Expanding copies no key.
+        keys.unsqueeze(1).expand(-1, shared, -1, -1),
+        values.unsqueeze(1).expand(-1, shared, -1, -1),
+        attn_mask=chunk.mask,
+        is_causal=chunk.mask is None,
+        scale=scores.scale,
+    )
+    return output.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _explicit_decode(q: torch.Tensor, kv_pages: KvPages, group: DecodeGroup, scores: _Scores) -> torch.Tensor:
+    keys, values = _gather_group(kv_pages, group, torch.float32)
+    rows = q.unflatten(1, (kv_pages.kv_heads, -1)).unsqueeze(3)
+    mask = None if group.mask is None else group.mask.unsqueeze(3)
+    return _attend(rows, keys, values, mask, scores).flatten(1, 3).to(q.dtype)
+
+
+def _explicit_prefill(q: torch.Tensor, kv_pages: KvPages, chunk: Chunk, scores: _Scores) -> torch.Tensor:
+    keys, values = _gather_chunk(kv_pages, chunk, torch.float32)
+    length, heads, _ = q.shape
+    output = q.new_empty(length, heads, kv_pages.value_dim)
+    # As many rows at a time as memory is meant for; they look at no key that none of them sees.
+    tile = max(1, MAX_SCORES // (heads * chunk.num_keys))
+    for first in range(0, length, tile):
+        last = min(first + tile, length)
+        # The keys that belong to the rows themselves.
+        own, own_end = chunk.num_keys - length + first, chunk.num_keys - length + last
+        oldest = 0 if chunk.window is None else max(0, own - chunk.window + 1)
+        if chunk.mask is None:
+            mask = causal_mask(own, last - first, own_end, None, torch.float32, q.device)
+        else:
+            mask = chunk.mask[first:last, oldest:own_end]
+        rows = q[first:last].unflatten(1, (kv_pages.kv_heads, -1)).permute(1, 2, 0, 3)
+        seen = slice(oldest, own_end)
+        attended = _attend(rows[None], keys[None, :, seen], values[None, :, seen], mask, scores)
+        output[first:last] = attended[0].permute(2, 0, 1, 3).flatten(1, 2)
     return output
 
 
-def _decode(
-    q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, group: DecodeGroup
+def _attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scores: _Scores
 ) -> torch.Tensor:
-    batch, heads, head_dim = q.shape
-    kv_heads = k_pages.shape[2]
+    """q [B, KV, shared, rows, Dk], fp32 keys and values [B, KV, S, D] -> fp32 [B, KV, shared, rows, Dv].
 
-    def gather(pages: torch.Tensor) -> torch.Tensor:
-        rows = pages.index_select(0, group.pages).view(batch, -1, kv_heads, head_dim)
-        return rows[:, : group.num_keys].transpose(1, 2)
+    `mask` is added to the scores [B, KV, shared, rows, S].
+    """
+    shared = q.shape[2:4]
+    logits = (q.float().flatten(2, 3) @ keys.transpose(2, 3)).unflatten(2, shared).mul_(scores.scale)
+    if scores.softcap is not None:
+        logits = logits.div_(scores.softcap).tanh_().mul_(scores.softcap)
+    if mask is not None:
+        logits += mask
+    largest = logits.amax(dim=-1, keepdim=True)
+    if scores.sinks is not None:
+        sinks = scores.sinks.float().view(q.shape[1], q.shape[2], 1, 1)
+        largest = largest.maximum(sinks)
+    weights = logits.sub_(largest).exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    if scores.sinks is not None:
+        total = total + (sinks - largest).exp()
+    return (weights.flatten(2, 3) @ values).unflatten(2, shared) / total
 
-    # The query heads of a KV head stand where attention has its query positions: none repeats the keys.
-    output = F.scaled_dot_product_attention(
-        q.view(batch, kv_heads, -1, head_dim), gather(k_pages), gather(v_pages), attn_mask=group.mask
+
+def _gather_group(
+    kv_pages: KvPages, group: DecodeGroup, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, KV, num_keys, D] each."""
+    keys, values = (
+        rows.unflatten(0, (len(group.rows), -1))[:, : group.num_keys].transpose(1, 2)
+        for rows in kv_pages.gather(group.pages, dtype)
     )
-    return output.reshape(batch, heads, head_dim)
+    return keys, values
 
 
-def _prefill(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    length, heads, head_dim = q.shape
-    kv_heads = k_pages.shape[2]
-    shared = heads // kv_heads
-
-    def gather(pages: torch.Tensor) -> torch.Tensor:
-        rows = pages.index_select(0, chunk.pages).view(-1, kv_heads, head_dim)[: chunk.num_keys]
-        return rows.transpose(0, 1).unsqueeze(1).expand(-1, shared, -1, -1)
-
-    # KV heads as the batch and their query heads as the heads: expanding copies no key.
-    output = F.scaled_dot_product_attention(
-        q.view(length, kv_heads, shared, head_dim).permute(1, 2, 0, 3),
-        gather(k_pages),
-        gather(v_pages),
-        attn_mask=chunk.mask,
-        is_causal=chunk.mask is None,
-    )
-    return output.permute(2, 0, 1, 3).reshape(length, heads, head_dim)
+def _gather_chunk(kv_pages: KvPages, chunk: Chunk, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """[KV, num_keys, D] each."""
+    keys, values = (rows[: chunk.num_keys].transpose(0, 1) for rows in kv_pages.gather(chunk.pages, dtype))
+    return keys, values

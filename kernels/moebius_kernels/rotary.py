@@ -1,4 +1,4 @@
-"""Rotary position embedding in the half-split form ("rotate half") of Hugging Face checkpoints."""
+"""Rotary position embedding."""
 
 import math
 from dataclasses import dataclass
@@ -36,12 +36,28 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
-class RotarySpec:
-    """What fixes the angles: width of a head, base of the wavelengths, scaling for long contexts."""
+class ProportionalScaling:
+    """Gemma 4's global layers: only the first `share` of the pairs turn, `factor` times slower.
 
-    head_dim: int
+    Unlike in a partial rotation the pairs lie half a head apart, and wavelengths go by the whole head.
+    """
+
+    share: float
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RotarySpec:
+    """What fixes the angles: base of the wavelengths, scaling for long contexts, and which numbers turn.
+
+    The first `rotary_dim` numbers D of a head do, all of them or fewer: in the pairs (i, i + D / 2) ("rotate
+    half", the form of most Hugging Face checkpoints), or, if `interleaved`, (2i, 2i + 1) (DeepSeek).
+    """
+
+    rotary_dim: int
     theta: float
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | ProportionalScaling | None = None
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +66,12 @@ class Angles:
 
     cos: torch.Tensor
     sin: torch.Tensor
+    interleaved: bool
 
 
 def inverse_frequencies(spec: RotarySpec) -> torch.Tensor:
     """Radians a position, fp32 [D / 2], on the CPU."""
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim
     plain = 1.0 / (spec.theta**exponents)
     match spec.scaling:
         case None:
@@ -65,6 +82,18 @@ def inverse_frequencies(spec: RotarySpec) -> torch.Tensor:
             return _llama3(plain, scaling)
         case YarnScaling() as scaling:
             return _yarn(plain, spec.theta, scaling)
+        case ProportionalScaling(share=share, factor=factor):
+            turning = int(share * spec.rotary_dim // 2)
+            return torch.cat((plain[:turning] / factor, torch.zeros(len(plain) - turning)))
+
+
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
+    """By how much attention sharpens when YaRN stretches the context `factor` times.
+
+    DeepSeek multiplies its softmax scale by the square of that for `mscale_all_dim`, and cosine and sine by
+    the ratio of those for `mscale` and `mscale_all_dim`.
+    """
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
@@ -99,16 +128,30 @@ class Rotary:
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(spec).to(device)
         self._amplitude = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
+        self._interleaved = spec.interleaved
 
     def __call__(self, positions: torch.Tensor) -> Angles:
         """positions [T], any integer dtype."""
         angles = positions.float().unsqueeze(-1) * self._frequencies
         cos, sin = angles.cos() * self._amplitude, angles.sin() * self._amplitude
         # The minus of the rotation goes into the sine once, not into every head of every layer.
-        return Angles(torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1))
+        pairs = torch.stack((cos, cos)), torch.stack((-sin, sin))
+        # [2, T, D / 2] -> [T, 1, D]: the partners of a pair side by side, or half of D apart.
+        order = (1, 2, 0) if self._interleaved else (1, 0, 2)
+        cos, sin = (both.permute(order).flatten(1).unsqueeze(1) for both in pairs)
+        return Angles(cos, sin, self._interleaved)
 
 
 def apply_rotary(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """Rotates pairs (i, i + D / 2) of each head. x [T, heads, D]; computed in fp32, returned in x's dtype."""
-    low, high = x.chunk(2, dim=-1)
-    return (x * angles.cos + torch.cat((high, low), dim=-1) * angles.sin).to(x.dtype)
+    """Rotates the first numbers of each head, as many as the angles are for; the others pass.
+
+    x [T, heads, D]; computed in fp32, returned in x's dtype.
+    """
+    width = angles.cos.shape[-1]
+    turning = x[..., :width]
+    if angles.interleaved:
+        partners = turning.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    else:
+        partners = turning.roll(width // 2, dims=-1)
+    turned = (turning * angles.cos + partners * angles.sin).to(x.dtype)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)

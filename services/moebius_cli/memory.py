@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from moebius_cli.errors import CliError
 from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError
-from moebius_worker.checkpoint.gguf_file import read_gguf
+from moebius_worker.checkpoint.gguf.file import read_gguf
 
 GIB = 2**30
 # PyTorch, Python and the buffers of one worker, besides weights.

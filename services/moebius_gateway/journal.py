@@ -33,6 +33,7 @@ class Submission:
     min_tokens: int
     stop_token_ids: tuple[int, ...]
     quarantined: bool
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Record:
             min_tokens=generation.min_tokens,
             stop_token_ids=generation.stop_token_ids,
             quarantined=quarantined,
+            grammar=generation.grammar,
         )
 
     def deliver(self, tokens: Tokens) -> Tokens:

@@ -54,6 +54,8 @@ class Generation:
     sampling: Sampling
     # On the clock of time.monotonic(): by then it is finished, or fails.
     deadline: float
+    # What the tokens must spell, for the llguidance library; None: anything.
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,10 @@ from safetensors.torch import save_file
 from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from moebius_worker.checkpoint.locate import Progress
 from moebius_worker.checkpoint.tokenizer import tokenizer_files
-from moebius_worker.engine.weights import TensorInfo, WeightReader, open_weights
+from moebius_worker.checkpoint.quantization import quantization_name
+from moebius_worker.engine.weights.open import open_weights
+from moebius_worker.engine.weights.reader import TensorInfo, WeightReader
+from moebius_worker.engine.weights.scheme import Scheme
 from moebius_worker.upcycle_options import DTYPES, UpcycleOptions
 
 _DEFAULTS = UpcycleOptions()
@@ -57,7 +60,7 @@ def upcycle(
         raise CheckpointError(f"{destination} exists already. Give another destination, or remove it first.")
     checkpoint = open_checkpoint(source, progress=progress)
     config = _mixtral_config(checkpoint, options)
-    reader = open_weights(checkpoint)
+    reader, scheme = open_weights(checkpoint)
     plan = _plan(reader, options)
     tokenizer = tokenizer_files(checkpoint)
     partial = destination.with_name(f".{destination.name}.partial-{os.getpid()}")
@@ -68,7 +71,7 @@ def upcycle(
         for name, content in tokenizer.items():
             (partial / name).write_bytes(content)
         (partial / "config.json").write_text(json.dumps(config, indent=2))
-        _write_weights(partial, plan, _Maker(reader, options), shard_bytes, progress, destination.name)
+        _write_weights(partial, plan, _Maker(reader, scheme, options), shard_bytes, progress, destination.name)
         partial.rename(destination)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"Cannot write {destination}: {error}") from error
@@ -87,6 +90,10 @@ def _mixtral_config(checkpoint: Checkpoint, options: UpcycleOptions) -> dict[str
     for key in ("attention_bias", "mlp_bias"):
         if config.get(key):
             raise CheckpointError(f"{checkpoint.name} has {key}, which Mixtral does not know.")
+    if (quantization := quantization_name(config)) is not None:
+        raise CheckpointError(
+            f"{checkpoint.name} is quantised with {quantization}: only floating point and GGUF can be upcycled."
+        )
     if config.get("hidden_act", "silu") != "silu":
         raise CheckpointError(
             f"{checkpoint.name} computes {config['hidden_act']!r}, and Mixtral computes silu."
@@ -146,8 +153,8 @@ def _plan(reader: WeightReader, options: UpcycleOptions) -> list[_Piece]:
 class _Maker:
     """Makes the tensors of a plan, in its order: the random numbers are drawn one after the other."""
 
-    def __init__(self, reader: WeightReader, options: UpcycleOptions) -> None:
-        self.reader, self.options = reader, options
+    def __init__(self, reader: WeightReader, scheme: Scheme, options: UpcycleOptions) -> None:
+        self.reader, self.scheme, self.options = reader, scheme, options
         self.generator = torch.Generator().manual_seed(options.seed)
         # The experts of a layer follow each other, and are made of the same tensor.
         self.last: tuple[str, torch.Tensor] | None = None
@@ -163,7 +170,8 @@ class _Maker:
 
     def _read(self, name: str) -> torch.Tensor:
         if self.last is None or self.last[0] != name:
-            self.last = (name, self.reader.read(name).float())
+            form = self.scheme.form(name, self.reader.tensors)
+            self.last = (name, form.read(self.reader.read).dequantize())
         return self.last[1]
 
     def _router(self, norm: torch.Tensor) -> torch.Tensor:

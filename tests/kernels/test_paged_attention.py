@@ -1,78 +1,23 @@
 """Paged attention against attention over plain tensors, one request and one query at a time."""
 
-import random
-
 import pytest
 import torch
 
-from moebius_kernels import attention_plan
-from moebius_kernels.attention_plan import Span, plan_attention
-from moebius_kernels.paged_attention import paged_attention, write_kv
+from moebius_kernels import attention_plan, paged_attention
+from moebius_kernels.attention_plan import Span
+from moebius_kernels.paged_attention import write_kv
+from tests.kernels.paged_world import DEVICE, MIXED, World
 
-HEAD_DIM = 32
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SINKS = torch.tensor([-3.0, 0.5, 2.0, 0.0, 8.0, -0.7], device=DEVICE)
 
-
-class World:
-    """Requests with random keys and values, whose pages are scattered over the cache."""
-
-    def __init__(self, heads, kv_heads, page_size, num_pages=200, seed=0, dtype=torch.float32):
-        self.generator = torch.Generator().manual_seed(seed)
-        self.heads, self.kv_heads, self.page_size, self.dtype = heads, kv_heads, page_size, dtype
-        shape = (num_pages, page_size, kv_heads, HEAD_DIM)
-        # Leftovers of earlier requests: large, so that one that is looked at shows.
-        self.k_pages = torch.full(shape, 50.0, dtype=dtype, device=DEVICE)
-        self.v_pages = torch.full(shape, 1e4, dtype=dtype, device=DEVICE)
-        self.free = list(range(num_pages))
-        random.Random(seed).shuffle(self.free)
-
-    def random(self, *shape):
-        return torch.randn(shape, generator=self.generator).to(DEVICE, self.dtype)
-
-    def request(self, length):
-        pages = [self.free.pop() for _ in range(-(-length // self.page_size))]
-        shape = (length, self.kv_heads, HEAD_DIM)
-        return pages, self.random(*shape), self.random(*shape)
-
-    def plan(self, spans, window=None):
-        return plan_attention(spans, page_size=self.page_size, window=window, dtype=self.dtype, device=DEVICE)
-
-    def check(self, pieces, window=None, tolerance=1e-5):
-        """`pieces`: (start, length) of one request each; what is before the start is already in the pages."""
-        spans, queries, new_k, new_v, expected = [], [], [], [], []
-        for start, length in pieces:
-            pages, k, v = self.request(start + length)
-            if start:
-                past = self.plan([Span(0, start, pages)])
-                write_kv(k[:start], v[:start], self.k_pages, self.v_pages, past)
-            q = self.random(length, self.heads, HEAD_DIM)
-            spans.append(Span(start, length, pages))
-            queries.append(q)
-            new_k.append(k[start:])
-            new_v.append(v[start:])
-            expected.append(naive_attention(q, k, v, start, window))
-        plan = self.plan(spans, window)
-        write_kv(torch.cat(new_k), torch.cat(new_v), self.k_pages, self.v_pages, plan)
-        got = paged_attention(torch.cat(queries), self.k_pages, self.v_pages, plan)
-        torch.testing.assert_close(got.double(), torch.cat(expected), atol=tolerance, rtol=tolerance)
-        return plan
-
-
-def naive_attention(q, k, v, start, window):
-    """q [T, heads, D] at positions from `start`; k, v [L, KV, D]. In fp64."""
-    shared = q.shape[1] // k.shape[1]
-    output = torch.empty(q.shape, dtype=torch.float64, device=q.device)
-    for row in range(q.shape[0]):
-        last = start + row + 1
-        first = 0 if window is None else max(0, last - window)
-        for head in range(q.shape[1]):
-            keys, values = k[first:last, head // shared].double(), v[first:last, head // shared].double()
-            scores = keys @ q[row, head].double() / HEAD_DIM**0.5
-            output[row, head] = scores.softmax(0) @ values
-    return output
-
-
-MIXED = [(0, 5), (40, 1), (3, 1), (16, 16), (0, 1), (100, 1), (31, 9), (41, 1), (0, 48)]
+# Each kind of score that a family uses, for six query heads.
+SCORES = {
+    "plain": {},
+    "scale": {"scale": 1.0},
+    "soft cap": {"softcap": 1.5},
+    "sinks": {"sinks": SINKS},
+    "all": {"scale": 0.5, "softcap": 2.0, "sinks": SINKS},
+}
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (9, 3), (8, 1)])
@@ -82,14 +27,61 @@ def test_mixed_batch(heads, kv_heads, page_size):
 
 
 @pytest.mark.parametrize("window", [1, 4, 16, 33, 1000])
-def test_sliding_window(window):
-    World(6, 2, 8).check(MIXED, window=window)
+@pytest.mark.parametrize("scores", SCORES)
+def test_sliding_window(window, scores):
+    World(6, 2, 8).check(MIXED, window=window, **SCORES[scores])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("scores", SCORES)
+def test_scores(kv_heads, scores):
+    World(6, kv_heads, 7).check(MIXED, **SCORES[scores])
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(24, 16), (16, 24), (20, 20)])
+def test_widths_of_keys_and_values(key_dim, value_dim, scores):
+    World(6, 2, 8, key_dim=key_dim, value_dim=value_dim).check(MIXED, **SCORES[scores])
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("value_dim", [16, 24])
+def test_values_that_lie_in_the_keys(value_dim, scores):
+    world = World(6, 1, 8, key_dim=24, value_dim=value_dim, values_in_keys=True)
+    assert world.pages.values is None
+    world.check(MIXED, **SCORES[scores])
+
+
+@pytest.mark.parametrize("window", [None, 5, 20])
+@pytest.mark.parametrize("limit", [1, 500, 3000])
+def test_chunks_are_computed_in_tiles(monkeypatch, limit, window):
+    monkeypatch.setattr(paged_attention, "MAX_SCORES", limit)
+    World(6, 2, 8).check(MIXED, window=window, sinks=SINKS)
+
+
+def test_large_scores_do_not_overflow():
+    World(6, 2, 8).check(MIXED, scale=100.0, sinks=100 * SINKS, tolerance=1e-4)
 
 
 def test_window_skips_pages_before_it():
     plan = World(6, 2, 8).check([(95, 1), (60, 4)], window=10)
     assert len(plan.decodes[0].pages) == 2
     assert len(plan.chunks[0].pages) == 2
+
+
+@pytest.mark.parametrize("scores", ["plain", "sinks"])
+def test_pages_that_no_row_sees_are_not_read(scores):
+    world = World(6, 2, 8)
+    _, got, _ = world.run(MIXED, window=20, **SCORES[scores])
+    fresh = World(6, 2, 8)
+    # All but page 0, which is read as padding, and those that the requests will get.
+    taken = fresh.free[-sum(-(-(start + length) // 8) for start, length in MIXED) :]
+    unused = sorted(set(range(1, 200)) - set(taken))
+    for rows in (fresh.pages.keys, fresh.pages.values):
+        rows.numbers[unused] = float("nan")
+    _, again, expected = fresh.run(MIXED, window=20, **SCORES[scores])
+    torch.testing.assert_close(again, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(got, again)
 
 
 def test_long_chunk_whose_first_keys_are_outside_every_window():
@@ -120,18 +112,34 @@ def test_groups_are_bounded(monkeypatch):
     assert sorted(len(group.rows) for group in plan.decodes) == [1, 1, 2, 2]
 
 
-def test_bf16():
-    World(6, 2, 8, dtype=torch.bfloat16).check(MIXED, tolerance=0.05)
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype, scores):
+    World(6, 2, 8, dtype=dtype).check(MIXED, tolerance=0.05, **SCORES[scores])
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
-def test_a_faulty_request_leaves_nothing_that_infects_others(fault):
-    world = World(4, 2, 8)
+@pytest.mark.parametrize("scores", ["plain", "sinks"])
+def test_a_faulty_request_leaves_nothing_that_infects_others(fault, scores):
+    world = World(6, 2, 8)
     plan = world.plan([Span(0, 8, [world.free[-1]])])
-    broken = torch.full((8, 2, HEAD_DIM), fault, device=DEVICE)
-    write_kv(broken, broken, world.k_pages, world.v_pages, plan)
+    broken = torch.full((8, 2, 32), fault, device=DEVICE)
+    write_kv(broken, broken, world.pages, plan)
     # The next request gets that page and fills two of its places; the longer one beside it causes padding.
-    world.check([(1, 1), (2, 1)])
+    world.check([(1, 1), (2, 1)], **SCORES[scores])
+
+
+@pytest.mark.parametrize("scores", ["plain", "sinks"])
+def test_a_faulty_query_stays_alone(scores):
+    world = World(6, 2, 8)
+    plan, *_ = world.run([(9, 1), (11, 1), (0, 6)], **SCORES[scores])
+    q = world.random(8, 6, 32)
+    expected = paged_attention.paged_attention(q, world.pages, plan, **SCORES[scores])
+    q[1] = q[4] = float("nan")
+    got = paged_attention.paged_attention(q, world.pages, plan, **SCORES[scores])
+    assert got.isnan().any(dim=-1).any(dim=-1).tolist() == [row in (1, 4) for row in range(8)]
+    others = [0, 2, 3, 5, 6, 7]
+    torch.testing.assert_close(got[others], expected[others])
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
@@ -139,6 +147,6 @@ def test_rows_that_were_not_kept_as_they_are_are_told(fault):
     world = World(4, 2, 8)
     pages, k, v = world.request(6)
     k[1, 1, 3] = v[4, 0, 0] = fault
-    faults = write_kv(k, v, world.k_pages, world.v_pages, world.plan([Span(0, 6, pages)]))
+    faults = write_kv(k, v, world.pages, world.plan([Span(0, 6, pages)]))
     assert faults.isnan().tolist() == [False, True, False, False, True, False]
     assert faults[[0, 2, 3, 5]].tolist() == [0, 0, 0, 0]

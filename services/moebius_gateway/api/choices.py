@@ -1,15 +1,16 @@
-"""From validated parameters to the generations that answer them."""
+"""From a request to the generations that answer it."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from moebius_gateway.api.errors import invalid
-from moebius_gateway.api.parameters import MAX_CHOICES, GenerationParameters
-from moebius_gateway.text.assembler import TextAssembler
-from moebius_gateway.text.model import SamplingDefaults, TextModel
+from moebius_gateway.api.request import GenerationRequest, SamplingWishes, ToolMode
+from moebius_gateway.text.assembler import AnswerAssembler
+from moebius_gateway.text.model import EncodedPrompt, SamplingDefaults, TextModel
 from moebius_gateway.types import Generation, ModelInfo, Sampling
 
+MAX_CHOICES = 128
 SEEDS = 2**64
 # Far apart and odd, so that all choices of a request have different seeds.
 SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -21,7 +22,7 @@ class Choice:
 
     index: int
     generation: Generation
-    text: TextAssembler
+    text: AnswerAssembler
     # The first choice of each prompt: the prompt is counted with it.
     first_of_prompt: bool
     cached_tokens: int = 0
@@ -29,11 +30,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that a request cost; `cached_tokens` of the prompts were not computed anew."""
+    """Tokens that a request cost.
+
+    `cached_tokens` of the prompts were not computed anew; `reasoning_tokens` of the completions were thought.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int
 
     @classmethod
     def of(cls, choices: Sequence[Choice]) -> "Usage":
@@ -42,25 +47,17 @@ class Usage:
             prompt_tokens=sum(len(choice.generation.prompt_ids) for choice in first),
             completion_tokens=sum(choice.text.generated_tokens for choice in choices),
             cached_tokens=sum(choice.cached_tokens for choice in first),
+            reasoning_tokens=sum(choice.text.reasoning_tokens for choice in choices),
         )
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
 
 
 def make_choices(
-    parameters: GenerationParameters,
-    prompts: Sequence[tuple[int, ...]],
+    request: GenerationRequest,
+    prompts: Sequence[EncodedPrompt],
     model: ModelInfo,
     text: TextModel,
     *,
-    max_tokens: int | None,
-    logprobs: int | None,
+    grammar: str | None,
     request_id: str,
     deadline: float,
 ) -> list[Choice]:
@@ -68,40 +65,54 @@ def make_choices(
 
     `max_tokens` is a limit: what does not fit into the context behind the prompt is cut off it.
     """
-    if len(prompts) * parameters.n > MAX_CHOICES:
+    if len(prompts) * request.n > MAX_CHOICES:
         raise invalid(f"'n' times the number of prompts must be at most {MAX_CHOICES}", "n")
-    if max_tokens is not None and parameters.min_tokens > max_tokens:
-        raise invalid(f"'min_tokens' must not be above the limit of {max_tokens} tokens", "min_tokens")
-    for name, ids in (("stop_token_ids", parameters.stop_token_ids), ("logit_bias", parameters.logit_bias)):
-        _check_ids(name, ids, model)
+    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
+        raise invalid(
+            f"'min_tokens' must not be above the limit of {request.max_tokens} tokens", "min_tokens"
+        )
+    _check_ids("stop_token_ids", request.stop_token_ids, model)
+    _check_ids("logit_bias", request.sampling.logit_bias, model)
     # A special token has no text: as a stop string it could never be found.
-    special = [text.special_token_id(stop) for stop in parameters.stop]
-    stop_token_ids = {*parameters.stop_token_ids, *(token_id for token_id in special if token_id is not None)}
-    if not parameters.ignore_eos:
+    special = [text.special_token_id(stop) for stop in request.stop]
+    stop_token_ids = {*request.stop_token_ids, *(token_id for token_id in special if token_id is not None)}
+    if not request.ignore_eos:
         stop_token_ids |= set(model.eos_token_ids)
-    seed = secrets.randbits(64) if parameters.seed is None else parameters.seed % SEEDS
+    seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed % SEEDS
     choices: list[Choice] = []
-    for prompt_ids in prompts:
-        room = _room(prompt_ids, parameters.min_tokens, model)
-        for i in range(parameters.n):
+    for prompt in prompts:
+        room = _room(prompt.ids, request.min_tokens, model)
+        for i in range(request.n):
             generation = Generation(
                 request_id=request_id,
                 model=model.id,
-                prompt_ids=prompt_ids,
-                max_tokens=room if max_tokens is None else min(max_tokens, room),
-                min_tokens=parameters.min_tokens,
+                prompt_ids=prompt.ids,
+                max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
+                min_tokens=request.min_tokens,
                 stop_token_ids=tuple(sorted(stop_token_ids)),
-                sampling=_sampling(parameters, text.defaults, (seed + i * SEED_STRIDE) % SEEDS, logprobs),
+                sampling=_sampling(
+                    request.sampling, text.defaults, (seed + i * SEED_STRIDE) % SEEDS, request.logprobs
+                ),
                 deadline=deadline,
+                grammar=grammar,
             )
-            assembler = TextAssembler(
-                text.token_bytes, parameters.stop, generation.stop_token_ids, parameters.min_tokens
+            assembler = AnswerAssembler(
+                text.token_bytes_of(prompt),
+                request.stop,
+                generation.stop_token_ids,
+                request.min_tokens,
+                text.parser(prompt, calls=request.tool_choice.mode is not ToolMode.NONE),
+                one_call=not request.parallel_tool_calls,
             )
             choices.append(Choice(len(choices), generation, assembler, first_of_prompt=i == 0))
     return choices
 
 
-def _check_ids(name: str, ids: Sequence[int] | dict[int, float], model: ModelInfo) -> None:
+def check_prompt_ids(ids: Collection[int], model: ModelInfo) -> None:
+    _check_ids("prompt", ids, model)
+
+
+def _check_ids(name: str, ids: Collection[int], model: ModelInfo) -> None:
     if ids and not 0 <= min(ids) <= max(ids) < model.vocab_size:
         raise invalid(f"invalid value for '{name}': token ids are in [0, {model.vocab_size})", name)
 
@@ -121,20 +132,20 @@ def _room(prompt_ids: Sequence[int], min_tokens: int, model: ModelInfo) -> int:
 
 
 def _sampling(
-    parameters: GenerationParameters, defaults: SamplingDefaults, seed: int, logprobs: int | None
+    wishes: SamplingWishes, defaults: SamplingDefaults, seed: int, logprobs: int | None
 ) -> Sampling:
     def either(given: float | None, default: float) -> float:
         return default if given is None else given
 
     return Sampling(
-        temperature=either(parameters.temperature, defaults.temperature),
-        top_k=max(0, defaults.top_k if parameters.top_k is None else parameters.top_k),
-        top_p=either(parameters.top_p, defaults.top_p),
-        min_p=either(parameters.min_p, defaults.min_p),
-        repetition_penalty=either(parameters.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=parameters.presence_penalty,
-        frequency_penalty=parameters.frequency_penalty,
+        temperature=either(wishes.temperature, defaults.temperature),
+        top_k=max(0, defaults.top_k if wishes.top_k is None else wishes.top_k),
+        top_p=either(wishes.top_p, defaults.top_p),
+        min_p=either(wishes.min_p, defaults.min_p),
+        repetition_penalty=either(wishes.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=wishes.presence_penalty,
+        frequency_penalty=wishes.frequency_penalty,
         seed=seed,
-        logit_bias=parameters.logit_bias,
+        logit_bias=wishes.logit_bias,
         logprobs=logprobs,
     )

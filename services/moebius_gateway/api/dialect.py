@@ -1,40 +1,34 @@
 """The part of an API's answers that differs from one API to the next: how deltas and answers are written."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+from moebius_gateway.api.answer import Answer
 from moebius_gateway.api.choices import Choice, Usage
-from moebius_gateway.text.assembler import TextDelta, TextLogprobs
-from moebius_gateway.types import FinishReason
+from moebius_gateway.api.errors import ApiError
+from moebius_gateway.text.assembler import AnswerDelta
 
 # JSON has no infinity; this is what is written for the log of a probability of zero.
 LEAST_LOGPROB = -9999.0
 
 
-@dataclass(slots=True)
-class Answer:
-    """A choice's deltas, put together."""
-
-    text: str = ""
-    logprobs: list[TextLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-
-    def add(self, delta: TextDelta) -> None:
-        self.text += delta.text
-        self.logprobs += delta.logprobs
-        self.finish_reason = delta.finish_reason
-
-
 class Dialect(Protocol):
     """One for each request; it knows the request's id and model, and which choices it has introduced."""
 
-    def chunk(self, choice: Choice, delta: TextDelta) -> bytes:
-        """The events for a delta."""
+    def begin(self) -> bytes:
+        """The events that stand before all others."""
+        ...
+
+    def chunk(self, choice: Choice, delta: AnswerDelta) -> bytes:
+        """The events for a delta; none if it says nothing in this API."""
         ...
 
     def end(self, usage: Usage) -> bytes:
         """The events at the good end of a stream."""
+        ...
+
+    def error(self, error: ApiError) -> bytes:
+        """The event at the bad end of a stream."""
         ...
 
     def response(self, answers: Sequence[Answer], usage: Usage) -> bytes:

@@ -1,10 +1,19 @@
-"""From the tokens of a generation to the text that a client gets."""
+"""From the tokens of a generation to the answer that a client gets: text, reasoning, tool calls."""
 
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from moebius_gateway.text.detokenizer import Detokenizer
+from moebius_gateway.text.parsing.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from moebius_gateway.text.parsing.parser import AnswerParser
 from moebius_gateway.text.stop import StopMatcher
 from moebius_gateway.text.token_bytes import TokenBytes
 from moebius_gateway.types import FinishReason, TokenLogprobs, Tokens
@@ -12,7 +21,7 @@ from moebius_gateway.types import FinishReason, TokenLogprobs, Tokens
 
 @dataclass(frozen=True, slots=True)
 class TextLogprobs:
-    """A token's log probabilities, and where in the text of the answer (in characters) the token begins."""
+    """A token's log probabilities, and where in the answer (in characters, markers left out) it begins."""
 
     token_id: int
     offset: int
@@ -20,20 +29,25 @@ class TextLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """New text of an answer. With a finish reason it is the last."""
+class AnswerDelta:
+    """What an answer goes on with. With a finish reason it is the last.
 
-    text: str
+    `stop` is the stop string that ended it, if one did.
+    """
+
+    events: tuple[Event, ...]
     logprobs: tuple[TextLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | None = None
 
 
-class TextAssembler:
-    """Detokenizes one generation and ends it at a stop string.
+class AnswerAssembler:
+    """Detokenizes one generation, reads its markers and ends it at a stop string.
 
-    A token's log probabilities are delivered with the first of its characters (those of a token that
-    completes no character, with the character it belongs to). Those of the stop token, and of tokens whose
-    text lies after a stop string, are not. Stop strings are not looked for in the first `min_tokens` tokens.
+    Stop strings are looked for in what the model says, neither in its reasoning nor in its calls, and not in
+    the first `min_tokens` tokens. A token's log probabilities are delivered with the first of its characters
+    (those of a token without any, with the next ones). Those of the stop token, and of tokens whose text lies
+    after a stop string, are not.
     """
 
     def __init__(
@@ -42,52 +56,115 @@ class TextAssembler:
         stops: Sequence[str] = (),
         stop_token_ids: Collection[int] = (),
         min_tokens: int = 0,
+        parser: AnswerParser | None = None,
+        *,
+        one_call: bool = False,
     ) -> None:
+        """Without a parser all text is what the model says. `one_call`: the answer ends after the first."""
+        self._token_bytes = token_bytes
         self._detokenizer = Detokenizer(token_bytes)
+        self._parser = parser
         self._stop = StopMatcher(stops)
         self._stop_token_ids = frozenset(stop_token_ids)
         self._min_tokens = min_tokens
-        self._decoded = 0
+        self._one_call = one_call
+        # Characters that were read so far, and those of them that were delivered.
+        self._read = 0
         self._delivered = 0
         self._waiting: deque[TextLogprobs] = deque()
+        self._reasoning = False
         self.generated_tokens = 0
+        self.reasoning_tokens = 0
 
-    def push(self, tokens: Tokens) -> TextDelta:
+    def push(self, tokens: Tokens) -> AnswerDelta:
         """Takes the next tokens. After a delta with a finish reason the generation is of no further use."""
-        parts: list[str] = []
+        events: list[Event] = []
         for i, token_id in enumerate(tokens.token_ids):
             self.generated_tokens += 1
-            if token_id in self._stop_token_ids:  # the end, though the finish reason may come later
+            if stopped := token_id in self._stop_token_ids:  # though the finish reason may come later
+                # It may be the marker that ends a call; other text of it is not part of the answer.
+                if self._parser is None or not self._token_bytes.is_special(token_id):
+                    break
+            elif tokens.logprobs:
+                self._waiting.append(TextLogprobs(token_id, self._read, tokens.logprobs[i]))
+            if self._take(self._detokenizer.push(token_id), events):
+                return self._deliver(events, FinishReason.STOP, everything=False)
+            self.reasoning_tokens += self._reasoning
+            if stopped:
                 break
-            if tokens.logprobs:
-                self._waiting.append(TextLogprobs(token_id, self._decoded, tokens.logprobs[i]))
-            if self._append(self._detokenizer.push(token_id), parts):
-                return self._deliver(parts, FinishReason.STOP, everything=False)
         if tokens.finish_reason is None:
-            return self._deliver(parts, None, everything=False)
-        if self._append(self._detokenizer.flush(), parts):
-            return self._deliver(parts, FinishReason.STOP, everything=False)
-        parts.append(self._stop.flush())
-        return self._deliver(parts, tokens.finish_reason, everything=True)
+            return self._deliver(events, None, everything=False)
+        ended = self._take(self._detokenizer.flush(), events)
+        if not ended and self._parser is not None:
+            ended = self._accept(self._parser.finish(), events)
+        if ended:
+            return self._deliver(events, FinishReason.STOP, everything=False)
+        self._emit(ContentDelta(self._stop.flush()), events)
+        return self._deliver(events, tokens.finish_reason, everything=True)
 
-    def _append(self, text: str, parts: list[str]) -> bool:
-        """Adds what of `text` can be delivered to `parts`; says whether a stop string was completed."""
+    def _take(self, text: str, events: list[Event]) -> bool:
+        """Reads more text; says whether the answer ends with it."""
         if not text:
             return False
-        self._decoded += len(text)
+        if self._parser is None:
+            self._read += len(text)
+            return self._say(text, events)
+        return self._accept(self._parser.push(text), events)
+
+    def _accept(self, parsed: Sequence[Event], events: list[Event]) -> bool:
+        for event in parsed:
+            self._read += _size(event)
+            self._reasoning = isinstance(event, ReasoningDelta)
+            if isinstance(event, ContentDelta):
+                if self._say(event.text, events):
+                    return True
+                continue
+            self._emit(ContentDelta(self._stop.flush()), events)
+            self._emit(event, events)
+            if self._one_call and isinstance(event, ToolCallEnd):
+                return True
+        return False
+
+    def _say(self, text: str, events: list[Event]) -> bool:
+        """Delivers what can be no part of a stop string; says whether one was completed."""
         if self.generated_tokens <= self._min_tokens:
-            parts.append(text)
+            self._emit(ContentDelta(text), events)
             return False
         deliverable, stopped = self._stop.push(text)
-        parts.append(deliverable)
+        self._emit(ContentDelta(deliverable), events)
         return stopped
 
+    def _emit(self, event: Event, events: list[Event]) -> None:
+        """Adds to `events`; deltas of one kind that come together are one."""
+        size = _size(event)
+        self._delivered += size
+        match event, events[-1] if events else None:
+            case (ContentDelta() | ReasoningDelta() | ToolCallArguments()), _ if not size:
+                return
+            case ContentDelta(text), ContentDelta(before):
+                events[-1] = ContentDelta(before + text)
+            case ReasoningDelta(text), ReasoningDelta(before):
+                events[-1] = ReasoningDelta(before + text)
+            case ToolCallArguments(index, delta), ToolCallArguments(same, before) if index == same:
+                events[-1] = ToolCallArguments(index, before + delta)
+            case _:
+                events.append(event)
+
     def _deliver(
-        self, parts: list[str], finish_reason: FinishReason | None, *, everything: bool
-    ) -> TextDelta:
-        text = "".join(parts)
-        self._delivered += len(text)
+        self, events: list[Event], finish_reason: FinishReason | None, *, everything: bool
+    ) -> AnswerDelta:
         ready = []
         while self._waiting and (everything or self._waiting[0].offset < self._delivered):
             ready.append(self._waiting.popleft())
-        return TextDelta(text, tuple(ready), finish_reason)
+        return AnswerDelta(tuple(events), tuple(ready), finish_reason, self._stop.found)
+
+
+def _size(event: Event) -> int:
+    """The characters of the answer that an event brings."""
+    match event:
+        case ContentDelta(text) | ReasoningDelta(text):
+            return len(text)
+        case ToolCallArguments(_, delta):
+            return len(delta)
+        case ToolCallStart() | ToolCallEnd():
+            return 0

@@ -6,4 +6,11 @@ class TextError(Exception):
 
 
 class PromptError(Exception):
-    """The request's messages or prompt cannot be turned into tokens. The message is for the client."""
+    """The request cannot be turned into a prompt for this model. The message is for the client.
+
+    `param` names what is to blame, where that is known.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param

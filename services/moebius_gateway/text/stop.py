@@ -16,6 +16,8 @@ class StopMatcher:
         # For each string: how many of its characters the text so far ends with.
         self._matched = [0] * len(self._stops)
         self._held = ""
+        # The one that ended the text.
+        self.found: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Returns the text that can be delivered, and whether a stop string was completed, which ends it."""
@@ -23,25 +25,27 @@ class StopMatcher:
             return text, False
         buffer = self._held + text
         for position, char in enumerate(text, start=len(self._held) + 1):
-            longest = 0
+            longest = ""
             for i, (stop, borders) in enumerate(self._stops):
                 matched = self._matched[i]
                 while matched and stop[matched] != char:
                     matched = borders[matched - 1]
                 matched += stop[matched] == char
                 self._matched[i] = matched
-                if matched == len(stop):
-                    longest = max(longest, matched)
+                if matched == len(stop) > len(longest):
+                    longest = stop
             if longest:
-                return buffer[: position - longest], True
+                self.found = longest
+                return buffer[: position - len(longest)], True
         held = max(self._matched)
         deliverable = buffer[: len(buffer) - held]
         self._held = buffer[len(buffer) - held :]
         return deliverable, False
 
     def flush(self) -> str:
-        """The end of the text: what was held back is no stop string after all."""
+        """The end of the text, or of a part of it: what was held back is no stop string after all."""
         held, self._held = self._held, ""
+        self._matched = [0] * len(self._stops)
         return held
 
 

@@ -1,4 +1,4 @@
-"""Chat templates: from messages to the text that the model was trained to continue.
+"""Chat templates: from a conversation to the text that the model was trained to continue.
 
 Templates come with checkpoints, are written for the environment that `transformers` gives them, and are not
 trusted: they run in Jinja's sandbox, which lets them change nothing and call nothing but what is given here.
@@ -6,16 +6,26 @@ trusted: they run in Jinja's sandbox, which lets them change nothing and call no
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from moebius_gateway.text.conversation import Conversation
 from moebius_gateway.text.errors import PromptError, TextError
+from moebius_gateway.text.messages import MessageWriter
+
+# What the gateway itself gives to templates.
+OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+EFFORT = "reasoning_effort"
+# The efforts that models which know any were trained on; others are in a template's text if it knows them.
+USUAL_EFFORTS = frozenset({"low", "medium", "high"})
+# Variables that turn reasoning on and off.
+SWITCHES = ("enable_thinking", "thinking")
 
 
 class ChatTemplate:
@@ -31,30 +41,92 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
         try:
             self._template = environment.from_string(source)
+            variables = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template cannot be compiled: {error}") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
-        # Most templates know only the older name of the role.
-        self._knows_developer = "developer" in source
+        self._takes_tools = "tools" in variables
+        self._settable = variables - OWN_VARIABLES - environment.globals.keys() - special_tokens.keys()
+        self._switch = next((name for name in SWITCHES if name in self._settable), None)
+        self._writer = MessageWriter(source)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, conversation: Conversation) -> str:
         """The prompt, up to where the assistant's answer begins. Raises `PromptError`."""
-        if not self._knows_developer:
-            messages = [
-                m | {"role": "system"} if m["role"] == "developer" else m for m in map(dict, messages)
-            ]
+        if conversation.tools and not self._takes_tools:
+            raise PromptError("this model's chat template has no place for tools", "tools")
+        variables = self._special_tokens | self._reasoning(conversation) | self._client_variables(conversation)
+        first: PromptError | None = None
+        for messages in self._writer.spellings(conversation.messages):
+            try:
+                return self._render(messages, conversation, variables)
+            except PromptError as error:
+                first = first or error
+        assert first is not None
+        raise first
+
+    def _render(
+        self, messages: list[dict[str, Any]], conversation: Conversation, variables: Mapping[str, Any]
+    ) -> str:
+        tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": dict(tool.parameters),
+                },
+            }
+            for tool in conversation.tools
+        ]
         try:
             return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
+                messages=messages, tools=tools or None, documents=None, add_generation_prompt=True, **variables
             )
         except jinja2.TemplateError as error:
-            raise PromptError(error.message or "the chat template refuses these messages") from error
+            raise PromptError(
+                error.message or "the chat template refuses these messages", "messages"
+            ) from error
         except Exception as error:  # foreign code: whatever it raises, these messages made it do so
-            raise PromptError(f"the chat template cannot render these messages: {error}") from error
+            message = f"the chat template cannot render these messages: {error}"
+            raise PromptError(message, "messages") from error
+
+    def _client_variables(self, conversation: Conversation) -> dict[str, Any]:
+        given = dict(conversation.template_variables)
+        for name in given.keys() - self._settable:
+            known = ", ".join(sorted(self._settable)) or "none"
+            raise PromptError(
+                f"this model's chat template has no variable '{name}'; it has: {known}",
+                f"chat_template_kwargs.{name}",
+            )
+        return given
+
+    def _reasoning(self, conversation: Conversation) -> dict[str, Any]:
+        """The variables that ask for the wanted amount of reasoning. What cannot be asked for is refused."""
+        variables: dict[str, Any] = {}
+        effort, thinking = conversation.effort, conversation.thinking
+        if effort is not None:
+            if EFFORT in self._settable and (effort in USUAL_EFFORTS or self._mentions(effort)):
+                variables[EFFORT] = effort
+            elif self._switch is not None:
+                variables[self._switch] = effort != "none"
+            else:
+                raise PromptError(
+                    f"this model has no reasoning effort '{effort}'"
+                    + ("; it has low, medium and high" if EFFORT in self._settable else ""),
+                    EFFORT,
+                )
+        if thinking is not None:
+            if self._switch is not None:
+                variables[self._switch] = thinking
+            elif not thinking and EFFORT in self._settable:
+                if not self._mentions("none"):
+                    raise PromptError("this model's reasoning cannot be turned off", "thinking")
+                variables[EFFORT] = "none"
+        return variables
+
+    def _mentions(self, word: str) -> bool:
+        return f"'{word}'" in self.source or f'"{word}"' in self.source
 
 
 class _GenerationTag(Extension):

@@ -49,6 +49,7 @@ def submit_frame(submission: Submission) -> pb.GatewayFrame:
             min_tokens=submission.min_tokens,
             stop_token_ids=submission.stop_token_ids,
             quarantined=submission.quarantined,
+            grammar=None if submission.grammar is None else pb.Grammar(text=submission.grammar),
         )
     )
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import CheckpointError
-from .gguf_config import gguf_config, gguf_generation_config
-from .gguf_file import read_gguf
+from .gguf.config import gguf_config, gguf_generation_config
+from .gguf.file import read_gguf
 from .locate import Located, Progress, locate
 
 __all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]

@@ -48,7 +48,7 @@ def locate(location: str, *, download: bool = True, progress: Progress | None = 
             raise CheckpointError(
                 f"{path} is a file, but not a .gguf file. Give that, or a checkpoint's directory."
             )
-        return Located(path, path.stem)
+        return Located(path, _gguf_name(path.name))
     match = _HUB_ID.fullmatch(location)
     if match is None:
         raise CheckpointError(
@@ -63,7 +63,12 @@ def locate(location: str, *, download: bool = True, progress: Progress | None = 
         raise CheckpointError(
             f"The repository {match['id']} on the Hugging Face Hub has no file {match['file']}."
         )
-    return Located(directory / match["file"], Path(match["file"]).stem)
+    return Located(directory / match["file"], _gguf_name(match["file"]))
+
+
+def _gguf_name(file: str) -> str:
+    """What a GGUF file's model is called, one file or many."""
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", Path(file).name)
 
 
 def _from_hub(

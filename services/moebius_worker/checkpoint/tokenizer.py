@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
-from .gguf_file import read_gguf
-from .gguf_tokenizer import gguf_tokenizer_files
+from .gguf.file import read_gguf
+from .gguf.tokenizer import gguf_tokenizer_files
 
 
 def tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:

@@ -1,17 +1,18 @@
 """How much a scheduler takes: its sizes, and the requests that it can never run."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from moebius_worker.engine.types import Request
+from moebius_worker.engine.cache.layout import CacheLayout
+from moebius_worker.engine.types import Rejected, Request
+
+# Priorities are from -MAX_PRIORITY to MAX_PRIORITY: how long the least urgent may have to wait has an end.
+MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    # Tokens a page holds, and pages in the KV cache.
-    page_size: int
-    num_pages: int
-    # Requests that hold pages at a time; no more than `max_step_tokens` are used, so that each can decode.
+    layout: CacheLayout
+    # Requests that hold pages at a time; fewer are used if not each of them could decode in each step.
     max_running: int
     # Tokens that one step computes at most.
     max_step_tokens: int
@@ -23,9 +24,19 @@ class SchedulerConfig:
     max_overtakes: int = 32
     # A running request is left pages for so many more tokens when another one is admitted.
     growth_tokens: int = 16
+    # Tokens of a prompt between two snapshots of what linear-attention layers know, if there are such layers.
+    snapshot_interval: int = 512
+    # Attended keys that take as long as the rest of one token does.
+    keys_per_token: int = 8192
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "num_pages", "max_running", "max_step_tokens", "max_model_len"):
+        for name in (
+            "max_running",
+            "max_step_tokens",
+            "max_model_len",
+            "snapshot_interval",
+            "keys_per_token",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("max_waiting", "max_overtakes", "growth_tokens"):
@@ -33,22 +44,33 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
 
     @property
-    def pool_tokens(self) -> int:
-        return self.num_pages * self.page_size
+    def places(self) -> int:
+        """Requests that run at a time: each can compute a token in each step, and has a state slot.
+
+        Up to half of the window pages are left for the chunks of prefills.
+        """
+        layout = self.layout
+        places = min(self.max_running, self.max_step_tokens)
+        if layout.state_slots:
+            places = min(places, layout.state_slots)
+        if layout.window is not None:
+            chunk = min(-(-self.max_step_tokens // layout.page_size), layout.num_window_pages // 2)
+            places = min(places, max(1, (layout.num_window_pages - chunk) // layout.window_reach))
+        return places
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that a step computes, at most: the window pages suffice for them, whoever they belong to."""
+        layout = self.layout
+        if layout.window is None:
+            return self.max_step_tokens
+        spare = layout.num_window_pages - self.places * layout.window_reach
+        return min(self.max_step_tokens, max(self.places, spare * layout.page_size))
 
     @property
     def max_length(self) -> int:
         """Tokens that prompt and output of one request have at most."""
-        return min(self.max_model_len, self.pool_tokens)
-
-
-class Rejected(Exception):  # noqa: N818 (an answer to the user, not a fault)
-    """The request is not taken. `reason` is one of worker.proto's, `message` says what to do."""
-
-    def __init__(self, reason: Literal["OVERLOADED", "KV_EXHAUSTED", "BAD_REQUEST"], message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
+        return min(self.max_model_len, self.layout.pool_tokens)
 
 
 def check_request(request: Request, config: SchedulerConfig) -> None:
@@ -71,9 +93,14 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
             f"{length} tokens leave no room for output in a context of {config.max_model_len}:"
             " shorten the prompt",
         )
-    if length >= config.pool_tokens:
+    if abs(request.priority) > MAX_PRIORITY:
+        raise Rejected(
+            "BAD_REQUEST",
+            f"the priority is {request.priority}: it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}",
+        )
+    if length >= config.layout.pool_tokens:
         raise Rejected(
             "KV_EXHAUSTED",
-            f"{length} tokens do not fit in the KV cache, which holds {config.pool_tokens}:"
+            f"{length} tokens do not fit in the KV cache, which holds {config.layout.pool_tokens}:"
             " shorten the prompt, or give the worker more KV cache memory",
         )

@@ -12,12 +12,14 @@ class RequestState:
     """A request that is waiting, running, or cancelled while a step with it is under way."""
 
     request: Request
-    # Order of arrival: a request with a smaller number goes first and is preempted last.
-    arrival: int
+    # Its place in the order of requests: one with a smaller number goes first and is preempted last.
+    rank: int
     # Prompt and output together end with LENGTH at so many tokens.
     limit: int
     table: BlockTable
     running: bool = False
+    # It has been running at some time.
+    begun: bool = False
     cancelled: bool = False
     # Positions whose keys and values are in the pages of `table`.
     computed: int = 0
@@ -25,6 +27,9 @@ class RequestState:
     # position was its own work.
     reached: int = 0
     cached_tokens: int = 0
+    # Of the prefill since the last admission: where it stops for snapshots, see `snapshots.py`.
+    last_mark: int = 0
+    interval: int = 1
     # The last step that admitted or computed it.
     last_step: int = 0
     # While waiting: younger requests that were admitted before it (as many as may be, once preempted).
@@ -48,6 +53,10 @@ class RequestState:
     def pending(self) -> int:
         """Known tokens that are still to be computed; 1 when decoding."""
         return len(self.tokens) - self.computed
+
+    @property
+    def marks(self) -> tuple[int, int]:
+        return self.table.branch, self.last_mark
 
     def skip_to(self, position: int) -> int:
         """The cache holds all positions below `position`; returns how many prompt tokens that saved."""

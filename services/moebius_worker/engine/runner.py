@@ -8,16 +8,19 @@ from typing import NamedTuple, Self
 import structlog
 import torch
 
-from moebius_kernels.attention_plan import MAX_GROUP_KEYS, Span, plan_attention
+from moebius_kernels.attention_plan import MAX_GROUP_KEYS, AttentionPlan, Span, plan_attention
+from moebius_kernels.kv_pages import KvFormat
+from moebius_kernels.state_plan import plan_states
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.errors import CheckpointError
-from moebius_worker.engine.kv_tensors import KvTensors
+from moebius_worker.engine.layer_caches import allocate_caches, enter_states, leave_states
 from moebius_worker.engine.memory import GPU_SHARE, HOST_SHARE, Demand, MemoryPlan, plan_memory
+from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
-from moebius_worker.engine.models.layers import Place
+from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import architecture_of, build_model
 from moebius_worker.engine.types import Slice
-from moebius_worker.engine.weights.load import load_weights
+from moebius_worker.engine.weights.load import Loading, plan_loading
 from moebius_worker.engine.weights.open import open_weights
 from moebius_worker.host_memory import Memory, host_memory
 
@@ -47,6 +50,11 @@ class RunnerOptions:
     max_model_len: int | None = None
     threads: int | None = None
     max_step_tokens: int | None = None
+    # "model" is the dtype; "fp8" and "int8" take about half of bf16.
+    kv_format: KvFormat = KvFormat.MODEL
+    # Quantised weights: kept as they are stored, or expanded to the dtype. None: expanded on a CPU, where
+    # that is faster, if they then fit into half of the memory.
+    expand_weights: bool | None = None
 
 
 class Computed(NamedTuple):
@@ -68,6 +76,7 @@ class ModelRunner:
         page_size: int,
         max_step_tokens: int,
         place: Place,
+        kv_format: KvFormat,
     ) -> None:
         """Allocates the KV cache of `plan` at `place`, where the parameters of `model` are."""
         self.architecture = architecture
@@ -76,11 +85,22 @@ class ModelRunner:
         self.max_step_tokens = max_step_tokens
         self.num_pages = plan.num_pages
         self.max_model_len = plan.max_model_len
+        # How far back the layers with a window see; None without such layers.
+        self.window = model.caches.longest_window
         self.device_name = str(place.device)
         self.dtype_name = str(place.dtype).removeprefix("torch.")
         self._model = model
         self._place = place
-        self._kv = KvTensors.allocate(model.kv_shape, plan.num_pages, page_size, place.dtype, place.device)
+        self._caches = allocate_caches(
+            model.caches,
+            num_pages=plan.num_pages,
+            num_window_pages=plan.num_pages,
+            state_slots=64,
+            page_size=page_size,
+            format=kv_format,
+            dtype=place.dtype,
+            device=place.device,
+        )
 
     @classmethod
     def load(
@@ -93,25 +113,30 @@ class ModelRunner:
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         place = _place(checkpoint, options)
-        # Sizes first: a model that does not fit is refused before any memory is taken.
-        sizes = build_model(checkpoint.config, Place(torch.device("meta"), place.dtype))
-        reader = open_weights(checkpoint)
+        model = build_model(checkpoint.config, place)
         gpu = place.device.type == "cuda"
+        memory = Memory(*torch.cuda.mem_get_info(place.device)) if gpu else host_memory()
+        loading = _plan_loading(checkpoint, model, options, place, memory)
         step_tokens = options.max_step_tokens or _STEP_TOKENS[place.device.type]
+        # Sizes first: a model that does not fit is refused before any memory is taken.
         plan = plan_memory(
-            _demand(sizes, options, step_tokens, place.dtype),
-            Memory(*torch.cuda.mem_get_info(place.device)) if gpu else host_memory(),
+            _demand(model, loading.nbytes, options, step_tokens, place.dtype),
+            memory,
             GPU_SHARE if gpu else HOST_SHARE,
         )
         log.info("memory plan", **{name: getattr(plan, name) for name in MemoryPlan.__slots__})
-        model = build_model(checkpoint.config, place)
-        load_weights(
-            reader,
-            model.weight_map(),
-            model.ignores,
-            lambda name, done, total: progress("loading weights", done, total),
+        loading.allocate(place)
+        loading.fill(progress=lambda name, done, total: progress("loading weights", done, total))
+        log.info("weights loaded", **loading.stored_forms())
+        return cls(
+            architecture_of(checkpoint.config),
+            model,
+            plan,
+            options.page_size,
+            step_tokens,
+            place,
+            options.kv_format,
         )
-        return cls(architecture_of(checkpoint.config), model, plan, options.page_size, step_tokens, place)
 
     @torch.inference_mode()
     def step(self, slices: Sequence[Slice], progress: Callable[[], None] = lambda: None) -> Computed:
@@ -125,26 +150,15 @@ class ModelRunner:
                     f"request {piece.handle} holds the token id {max(piece.token_ids)}; "
                     f"the vocabulary ends at {self.vocab_size - 1}"
                 )
-        device = self._place.device
-        token_ids = [token_id for piece in slices for token_id in piece.token_ids]
-        positions = [position for piece in slices for position in range(piece.start, piece.end)]
-        attention = plan_attention(
-            [Span(piece.start, len(piece.token_ids), piece.pages) for piece in slices],
-            page_size=self.page_size,
-            window=self._model.config.sliding_window,
-            dtype=self._place.dtype,
-            device=device,
-        )
-        hidden = self._model.forward(
-            torch.tensor(token_ids, device=device),
-            torch.tensor(positions, device=device),
-            self._kv,
-            attention,
-            progress,
-        )
+        context = self._context(slices)
+        states = [(piece.state, piece.start) for piece in slices if piece.state is not None]
+        enter_states(self._caches, states)
+        hidden = self._model.forward(context, progress)
+        leave_states(self._caches, [state for state, _ in states])
         ends = list(accumulate(len(piece.token_ids) for piece in slices))
         sampled = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
-        logits = self._model.logits(hidden[torch.tensor(sampled, dtype=torch.int64, device=device)])
+        rows = torch.tensor(sampled, dtype=torch.int64, device=self._place.device)
+        logits = self._model.logits(hidden[rows])
         finite: list[bool] = hidden.isfinite().all(dim=-1).tolist()
         faulty = (
             piece.handle
@@ -152,6 +166,55 @@ class ModelRunner:
             if not all(finite[end - len(piece.token_ids) : end])
         )
         return Computed(logits, frozenset(faulty))
+
+    def _context(self, slices: Sequence[Slice]) -> StepContext:
+        device = self._place.device
+        token_ids = [token_id for piece in slices for token_id in piece.token_ids]
+        positions = [position for piece in slices for position in range(piece.start, piece.end)]
+        states = None
+        if self._model.caches.states:
+            spans = [Span(piece.start, len(piece.token_ids), piece.pages) for piece in slices]
+            states = plan_states(spans, [piece.state.slot for piece in slices if piece.state], device)
+        return StepContext(
+            torch.tensor(token_ids, device=device),
+            torch.tensor(positions, device=device),
+            {window: self._plan_attention(slices, window) for window in self._model.caches.windows},
+            self._caches,
+            states,
+        )
+
+    def _plan_attention(self, slices: Sequence[Slice], window: int | None) -> AttentionPlan:
+        spans = [
+            Span(piece.start, len(piece.token_ids), piece.pages if window is None else piece.window_pages)
+            for piece in slices
+        ]
+        return plan_attention(
+            spans,
+            page_size=self.page_size,
+            window=window,
+            dtype=self._place.dtype,
+            device=self._place.device,
+        )
+
+
+def _plan_loading(
+    checkpoint: Checkpoint, model: Decoder, options: RunnerOptions, place: Place, memory: Memory
+) -> Loading:
+    """Sizes are allocated, memory is not."""
+    reader, scheme = open_weights(checkpoint, model.LAYOUT)
+
+    def planned(expand: bool) -> Loading:
+        loading = plan_loading(
+            reader, scheme, model.slots(), model.ignores, dtype=place.dtype, expand=expand
+        )
+        loading.allocate(Place(torch.device("meta"), place.dtype))
+        return loading
+
+    if options.expand_weights is not None:
+        return planned(options.expand_weights)
+    if place.device.type == "cpu" and (loading := planned(True)).nbytes * 2 < memory.available:
+        return loading
+    return planned(False)
 
 
 def _place(checkpoint: Checkpoint, options: RunnerOptions) -> Place:
@@ -173,23 +236,29 @@ def _place(checkpoint: Checkpoint, options: RunnerOptions) -> Place:
     return Place(torch.device(name), _DTYPES[dtype])
 
 
-def _demand(model: Decoder, options: RunnerOptions, rows: int, dtype: torch.dtype) -> Demand:
-    """`model` may be on the device "meta"; `rows`: the tokens of the largest step."""
-    config, shape = model.config, model.kv_shape
+def _demand(
+    model: Decoder, weights: int, options: RunnerOptions, rows: int, dtype: torch.dtype
+) -> Demand:
+    """`weights`: their bytes; `rows`: the tokens of the largest step."""
+    config, caches = model.config, model.caches
     if (asked := options.max_model_len) is not None and asked > config.max_position_embeddings:
         raise CheckpointError(
             f"max_model_len = {asked} is more than the {config.max_position_embeddings} positions that the "
             "model was made for. Lower it."
         )
     longest = asked or config.max_position_embeddings
+    gathered = max(spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in caches.kv)
     return Demand(
-        weights=sum(weight.nbytes for weight in model.weight_map().values()),
+        weights=weights,
         # Rows and their logits in fp32, a prefill's mask (as truth values and as numbers), and one layer's
         # keys and values gathered from their pages.
         workspace=4 * rows * (model.row_elements + config.vocab_size)
         + 5 * rows * longest
-        + 2 * max(MAX_GROUP_KEYS, longest) * shape.num_kv_heads * shape.head_dim * dtype.itemsize,
-        page_bytes=shape.page_bytes(options.page_size, dtype),
+        + max(MAX_GROUP_KEYS, longest) * gathered * dtype.itemsize,
+        page_bytes=sum(
+            caches.page_bytes(options.page_size, options.kv_format, dtype, windowed=windowed)
+            for windowed in (False, True)
+        ),
         page_size=options.page_size,
         context_len=config.max_position_embeddings,
         max_model_len=asked,

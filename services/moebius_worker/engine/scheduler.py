@@ -1,24 +1,29 @@
-"""Which requests the next step computes, and how far: continuous batching over a paged KV cache.
+"""Which requests the next step computes, and how far: continuous batching over paged caches.
 
 A step computes a slice of each of some requests. Every step has one budget of tokens: decodes come first,
-prefills share the rest in chunks (`step_budget.py`).
+prefills share the rest in chunks (`step_budget.py`), which end where snapshots are wanted (`snapshots.py`).
+
+Requests have an order: by priority, then by arrival. A step of priority is worth a queue full of arrivals,
+so that in the end everybody has nobody before it (*aging*).
 
 Pages are taken as a request grows, never for `max_tokens` ahead. When they run out, a request that cannot
-compute even one token takes them from the running request that arrived last, which is *preempted*: it goes
+compute even one token takes them from the last running request in the order, which is *preempted*: it goes
 back to its place among the waiting ones with its outputs, and computes its keys and values again (its full
-pages stay in the prefix tree as long as nobody else needs them). A request never takes pages from an older
-one; it then pauses, with what it holds. So the oldest running request advances in every step of its kind.
+pages stay in the prefix tree as long as nobody else needs them). A request never takes pages from one that
+is before it; it then pauses, with what it holds. So the first running request advances in every step of its
+kind. Window pages and state slots never run out: no more requests run than there are some for.
 
-Waiting requests are admitted in the order of their arrival, when the pages for all their known tokens are
-there besides what the running ones still need for theirs and for a little growth. One that does not fit is
-passed by, so that small requests go on; but when `max_overtakes` younger ones have been admitted before it,
-nobody passes it any more (*aging*): the running ones finish, and it is next. Nobody ever passes a
-preempted request: its client has been waiting in the middle of a text.
+Waiting requests are admitted in their order, when the pages for all their known tokens are there besides
+what the running ones still need for theirs and for a little growth. One that does not fit is passed by, so
+that small requests go on; but when `max_overtakes` later ones have been admitted before it, nobody passes it
+any more: the running ones finish, and it is next. Nobody ever passes a preempted request: its client has
+been waiting in the middle of a text. One whose deadline passes before it was ever admitted ends as refused.
 
 A quarantined request is computed in steps of its own. When both kinds have work, their steps alternate,
 and several quarantined requests take turns.
 """
 
+import math
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +31,11 @@ from itertools import count
 from operator import attrgetter
 
 from moebius_worker.engine.cache.manager import KVCache
-from moebius_worker.engine.limits import Rejected, SchedulerConfig, check_request
+from moebius_worker.engine.limits import SchedulerConfig, check_request
 from moebius_worker.engine.request_state import RequestState
+from moebius_worker.engine.snapshots import chunk_end, snapshot_interval, wants_snapshot
 from moebius_worker.engine.step_budget import share_budget
-from moebius_worker.engine.types import Output, Request, SchedulerStats, Slice, StepPlan
+from moebius_worker.engine.types import Output, Rejected, Request, SchedulerStats, Slice, StepPlan
 
 __all__ = ["History", "Rejected", "Scheduler", "SchedulerConfig"]
 
@@ -58,13 +64,21 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._places = min(config.max_running, config.max_step_tokens)
-        self._cache = KVCache(config.num_pages, config.page_size)
+        self._places = config.places
+        self._step_tokens = config.step_tokens
+        self._page_size = config.layout.page_size
+        self._has_states = config.layout.state_slots > 0
+        # A prefill looks for what others have computed meanwhile in so many of its next pages: as far as the
+        # distance from one of their snapshots to the next.
+        self._patience = -(-max(config.snapshot_interval, config.step_tokens) // self._page_size) + 1
+        self._cache = KVCache(config.layout)
         self._requests: dict[int, RequestState] = {}
-        # Both in the order of arrival.
+        # Both in the order of their ranks.
         self._waiting: list[RequestState] = []
         self._running: list[RequestState] = []
         self._arrivals = count()
+        # No waiting request has an earlier deadline.
+        self._next_deadline = math.inf
         self._steps = 0
         self._plan = StepPlan(())
         # The requests of `_plan` whose slices have neither been completed nor failed.
@@ -86,12 +100,14 @@ class Scheduler:
             raise Rejected("OVERLOADED", f"{len(self._waiting)} requests are waiting: try again later")
         state = RequestState(
             request=request,
-            arrival=next(self._arrivals),
+            rank=next(self._arrivals) + request.priority * (config.max_waiting + config.max_running),
             limit=min(request.prompt_len + request.max_tokens, config.max_length),
             table=self._cache.new_table(),
         )
         self._requests[request.handle] = state
-        self._waiting.append(state)
+        insort(self._waiting, state, key=attrgetter("rank"))
+        if request.deadline is not None:
+            self._next_deadline = min(self._next_deadline, request.deadline)
 
     def cancel(self, handle: int) -> bool:
         """Ends a request without another output; False when there is no such request (any more).
@@ -122,7 +138,7 @@ class Scheduler:
             self._in_step.pop(handle, None)
             if not state.cancelled:
                 self._withdraw(state)
-            self._forget(state)
+            self._forget(state, sound=False)
 
     def history(self, handle: int) -> History:
         """KeyError when there is no such request. One cancelled during a step is there until its end."""
@@ -140,14 +156,17 @@ class Scheduler:
 
     # ---- the step -----------------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan:
-        """Plans a step; its plan is empty only if there is no work. RuntimeError while one is under way."""
+    def schedule(self, now: float) -> StepPlan:
+        """Plans a step; its plan has no slices only if there is no work. RuntimeError while one is under way.
+
+        `now`: seconds, on the clock of the requests' deadlines.
+        """
         if self._in_step:
             raise RuntimeError(f"the step before is not complete: requests {sorted(self._in_step)}")
         self._steps += 1
+        refused = self._expire(now) if now >= self._next_deadline else ()
         self._admit()
-        self._plan = StepPlan(self._compose())
-        self._in_step = {handle: self._requests[handle] for handle in self._plan.handles}
+        self._plan = StepPlan(self._compose(), refused)
         return self._plan
 
     def complete(self, plan: StepPlan, sampled: Mapping[int, Sequence[int]]) -> list[Output]:
@@ -158,17 +177,20 @@ class Scheduler:
         """
         if plan is not self._plan:
             raise RuntimeError("the plan is not that of the last step")
+        in_step = self._in_step
         for piece in plan.slices:
-            state = self._in_step.get(piece.handle)
-            if piece.sample and state and not state.cancelled and not sampled.get(piece.handle):
-                raise ValueError(f"no token was sampled for request {piece.handle}")
+            if piece.sample and not sampled.get(piece.handle):
+                state = in_step.get(piece.handle)
+                if state and not state.cancelled:
+                    raise ValueError(f"no token was sampled for request {piece.handle}")
         outputs: list[Output] = []
         for piece in plan.slices:
-            state = self._in_step.pop(piece.handle, None)
+            state = in_step.pop(piece.handle, None)
             if state is None:
                 continue
-            state.advance_to(piece.end)
-            self._cache.commit(state.table, state.tokens, piece.end)
+            end = piece.end
+            state.advance_to(end)
+            self._cache.commit(state.table, state.tokens, end)
             if state.cancelled:
                 self._forget(state)
             elif piece.sample:
@@ -178,6 +200,24 @@ class Scheduler:
                     self._withdraw(state)
                     self._forget(state)
         return outputs
+
+    def _expire(self, now: float) -> tuple[tuple[int, Rejected], ...]:
+        """Ends waiting requests whose deadlines have passed, save those that have begun."""
+        late: list[RequestState] = []
+        self._next_deadline = math.inf
+        for state in self._waiting:
+            deadline = state.request.deadline
+            if deadline is None or state.begun:
+                continue
+            if deadline <= now:
+                late.append(state)
+            else:
+                self._next_deadline = min(self._next_deadline, deadline)
+        for state in late:
+            self._withdraw(state)
+            self._forget(state)
+        message = "the deadline passed before the request could begin: try again later, or allow it more time"
+        return tuple((state.request.handle, Rejected("DEADLINE", message)) for state in late)
 
     # ---- admission ----------------------------------------------------------------------------------
 
@@ -193,6 +233,8 @@ class Scheduler:
         # How many more may be admitted before those in `passed_by`.
         overtakes = LOOKAHEAD
         for state in self._waiting[:LOOKAHEAD]:
+            if not cache.startable:
+                break
             if self._fits(state, headroom):
                 self._waiting.remove(state)
                 self._start(state)
@@ -219,15 +261,21 @@ class Scheduler:
         return state.need <= headroom
 
     def _start(self, state: RequestState) -> None:
-        state.running = True
+        state.running = state.begun = True
         # Among quarantined requests it joins the end of the round.
         state.last_step = self._steps
-        insort(self._running, state, key=attrgetter("arrival"))
+        insort(self._running, state, key=attrgetter("rank"))
+        self._cache.start(state.table)
+        if self._has_states:
+            length, size = len(state.tokens), self._page_size
+            spare = self._config.layout.state_slots - self._places
+            state.interval = snapshot_interval(self._config.snapshot_interval, size, length, spare)
+            state.last_mark = (length - 1) // size * size
         self._reuse(state)
 
-    def _reuse(self, state: RequestState) -> None:
+    def _reuse(self, state: RequestState, patience: int | None = None) -> None:
         """Lets a prefill skip what is in the tree by now; another request may have just computed it."""
-        covered = self._cache.reuse(state.table, state.tokens)
+        covered = self._cache.reuse(state.table, state.tokens, patience)
         self._cached_tokens += state.skip_to(covered)
 
     # ---- composition --------------------------------------------------------------------------------
@@ -247,60 +295,82 @@ class Scheduler:
         return ()
 
     def _fill(self, batch: Sequence[RequestState]) -> tuple[Slice, ...]:
-        """Slices for those of `batch`, oldest first, that get tokens of the budget and pages for them."""
-        for state in batch:
-            if state.pending > 1:
-                self._reuse(state)
-        grants = share_budget(self._config.max_step_tokens, [state.pending for state in batch])
+        """Slices for those of `batch`, in their order, that get tokens of the budget and pages for them."""
         slices: list[Slice] = []
-        for state, grant in zip(batch, grants, strict=True):
-            # An older request of this step may have preempted it.
+        page_size = self._page_size
+        for state, grant in zip(batch, self._grants(batch), strict=True):
+            # One before it in this step may have preempted it.
             if grant and state.running:
-                end = state.computed + grant
-                if end > len(state.table.pages) * self._config.page_size:
+                computed = state.computed
+                end = computed + grant
+                if self._has_states:
+                    end = chunk_end(computed, end, state.marks, state.interval)
+                if end > len(state.table.pages) * page_size:
                     end = min(end, self._make_room(state))
                     self._cache.grow(state.table, end)
-                if end > state.computed:
+                if end > computed:
                     slices.append(self._slice(state, end))
         return tuple(slices)
 
-    def _make_room(self, state: RequestState) -> int:
-        """How many positions `state` can hold. Preempts the youngest ones until those are new ones.
+    def _grants(self, batch: Sequence[RequestState]) -> list[int]:
+        pending = [len(state.tokens) - state.computed for state in batch]
+        if max(pending, default=1) == 1:
+            return share_budget(self._step_tokens, pending)
+        for index, state in enumerate(batch):
+            if pending[index] > 1:
+                self._reuse(state, self._patience)
+                pending[index] = state.pending
+        if 1 not in pending:
+            return share_budget(self._step_tokens, pending)
+        starts = [state.computed for state in batch]
+        return share_budget(self._step_tokens, pending, starts, self._config.keys_per_token)
 
-        Those are younger than `state`, and hence have no slice in this step yet.
+    def _make_room(self, state: RequestState) -> int:
+        """How many positions `state` can hold. Preempts the last ones until those are new ones.
+
+        Those are after `state`, and hence have no slice in this step yet.
         """
         while True:
             room = self._cache.room(state.table)
-            youngest = self._running[-1]
-            if room > state.computed or youngest is state:
+            last = self._running[-1]
+            if room > state.computed or last is state:
                 return room
-            self._preempt(youngest)
+            self._preempt(last)
 
     def _slice(self, state: RequestState, end: int) -> Slice:
-        start = state.computed
+        start, table = state.computed, state.table
         state.last_step = self._steps
+        handle = state.request.handle
+        self._in_step[handle] = state
+        step = None
+        if self._has_states:
+            save = wants_snapshot(end, state.marks, state.interval)
+            step = self._cache.state_step(table, save=save)
         return Slice(
-            handle=state.request.handle,
-            token_ids=tuple(state.tokens[start:end]),
-            start=start,
-            pages=state.table.pages,
-            sample=end == len(state.tokens),
+            handle,
+            tuple(state.tokens[start:end]),
+            start,
+            table.pages,
+            end == len(state.tokens),
+            table.window_pages,
+            step,
         )
 
     # ---- changes of state ---------------------------------------------------------------------------
 
     def _preempt(self, state: RequestState) -> None:
         self._withdraw(state)
-        self._cache.release(state.table)
+        self._cache.release(state.table, state.computed)
         state.computed = 0
         state.overtaken = self._config.max_overtakes
-        insort(self._waiting, state, key=attrgetter("arrival"))
+        insort(self._waiting, state, key=attrgetter("rank"))
         self._preemptions += 1
 
     def _withdraw(self, state: RequestState) -> None:
         (self._running if state.running else self._waiting).remove(state)
         state.running = False
 
-    def _forget(self, state: RequestState) -> None:
-        self._cache.release(state.table)
+    def _forget(self, state: RequestState, *, sound: bool = True) -> None:
+        """`sound`: what it has computed is right."""
+        self._cache.release(state.table, state.computed if sound else 0)
         del self._requests[state.request.handle]

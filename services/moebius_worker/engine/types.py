@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +35,40 @@ class Request:
     stop_token_ids: frozenset[int]
     sampling: SamplingParams
     quarantined: bool = False
+    # The smaller, the more urgent.
+    priority: int = 0
+    # When it need not begin any more, on the clock of `Scheduler.schedule`, in seconds.
+    deadline: float | None = None
 
     @property
     def prompt_len(self) -> int:
         return len(self.token_ids) - self.resumed
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+# Each step makes a slice and an output for each of its requests: named tuples are made in half the time that
+# frozen data classes are.
+
+
+class StateStep(NamedTuple):
+    """Where a slice finds and leaves what linear-attention layers know of the text before it.
+
+    `slot` is the request's own: layers go on from it and leave it as it is after the slice's last token.
+    Before the slice, snapshot `restore` is copied into it, or, at position 0, it is zeroed. After the slice
+    it is copied to snapshot `save`. Slots and snapshots are numbers of one pool.
+    """
+
+    slot: int
+    restore: int | None = None
+    save: int | None = None
+
+
+class Slice(NamedTuple):
     """One request's part of a step: compute `token_ids` at positions `start`, `start + 1`, ...
 
     `pages` is the request's block table: page `pages[i]` holds positions `i * page_size` and on, and it
     reaches past the last position of the slice. Keys and values of all positions below `start` are in it.
+    `window_pages` is the same for the layers that look back a window only, with -1 for pages that lie
+    before it; empty if the model has no such layers. `state`: None if it has no linear-attention layers.
     """
 
     handle: int
@@ -54,10 +77,23 @@ class Slice:
     pages: tuple[int, ...]
     # The slice ends at the request's last known token, so its last row of logits is sampled.
     sample: bool
+    window_pages: tuple[int, ...] = ()
+    state: StateStep | None = None
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+
+class Rejected(Exception):  # noqa: N818 (an answer to the user, not a fault)
+    """The request is not taken. `reason` is one of worker.proto's, `message` says what to do."""
+
+    def __init__(
+        self, reason: Literal["OVERLOADED", "KV_EXHAUSTED", "BAD_REQUEST", "DEADLINE"], message: str
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +101,8 @@ class StepPlan:
     """What one step computes. Empty when there is nothing to do."""
 
     slices: tuple[Slice, ...]
+    # Waiting requests that ended with this step, by their handles, and why.
+    refused: tuple[tuple[int, Rejected], ...] = ()
 
     @property
     def handles(self) -> tuple[int, ...]:
@@ -76,8 +114,7 @@ class Finish(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What a step brought for one request."""
 
     handle: int
@@ -87,11 +124,20 @@ class Output:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStats:
+class PoolStats(NamedTuple):
+    """`used`: by requests. `cached`: kept for those to come, as long as nobody needs the place."""
+
+    total: int = 0
+    used: int = 0
+    cached: int = 0
+
+
+class CacheStats(NamedTuple):
     pages_total: int
     pages_used: int
     pages_cached: int
+    window_pages: PoolStats = PoolStats()
+    state_slots: PoolStats = PoolStats()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from moebius_worker.checkpoint.errors import CheckpointError
-from moebius_worker.checkpoint.gguf_config import gguf_config, gguf_generation_config
-from moebius_worker.checkpoint.gguf_file import read_gguf
+from moebius_worker.checkpoint.gguf.config import gguf_config, gguf_generation_config
+from moebius_worker.checkpoint.gguf.file import read_gguf
 from tests.tiny import write_checkpoint
-from tests.worker.checkpoint.gguf_files import write_gguf, write_llama_gguf
+from tests.worker.checkpoint.gguf.files import write_gguf, write_llama_gguf
 
 DENSE = {
     "llama.block_count": 2,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from moebius_worker.checkpoint.errors import CheckpointError
-from moebius_worker.checkpoint.gguf_file import read_gguf
-from tests.worker.checkpoint.gguf_files import Type, write_gguf
+from moebius_worker.checkpoint.gguf.file import read_gguf
+from tests.worker.checkpoint.gguf.files import Type, write_gguf
 
 TENSORS = {
     "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),

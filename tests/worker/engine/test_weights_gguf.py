@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from moebius_worker.engine.weights import open_weights
 from tests.tiny import write_checkpoint
-from tests.worker.checkpoint.gguf_files import (
+from tests.worker.checkpoint.gguf.files import (
     Type,
     gguf_tensors,
     llama_metadata,

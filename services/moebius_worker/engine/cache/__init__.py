@@ -1,1 +1,1 @@
-"""Who owns which page of the KV cache: integers only, the tensors live in the runner."""
+"""Who owns which page and state slot of the caches: integers only, the tensors live in the runner."""

@@ -1,12 +1,15 @@
-"""Which pages of the KV cache are free. A page is a number; what it holds is the runner's affair."""
+"""Which pages of a cache are free. A page is a number; what it holds is the runner's affair."""
 
 
 class PagePool:
-    """Hands out pages `0 .. num_pages - 1`, each to one owner at a time: a request or the prefix tree."""
+    """Hands out `0 .. size - 1`, each to one owner at a time: a request or the prefix tree.
 
-    def __init__(self, num_pages: int) -> None:
-        self._free = list(range(num_pages - 1, -1, -1))
-        self._taken = bytearray(num_pages)
+    State slots are handed out in the same way, and are called pages here.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._free = list(range(size - 1, -1, -1))
+        self._taken = bytearray(size)
 
     @property
     def free(self) -> int:

@@ -63,13 +63,13 @@ class PrefixTree:
             if not member.readers:
                 self._idle[member] = None
 
-    def evict(self) -> int:
-        """Removes the leaf that was idle for longest; returns its page. KeyError when none is idle."""
+    def evict(self) -> Node:
+        """Removes the leaf that was idle for longest, and returns it. KeyError when none is idle."""
         node, _ = self._idle.popitem(last=False)
         assert node.parent is not None
         assert not node.children
         del node.parent.children[node.key]
-        return node.page
+        return node
 
 
 def path(node: Node) -> Iterator[Node]:

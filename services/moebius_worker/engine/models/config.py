@@ -1,17 +1,17 @@
 """What decoder models read from a checkpoint's config, and the refusal of what they do not implement."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from moebius_kernels.rotary import RotarySpec
 from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.engine.models.layers import AttentionConfig
 from moebius_worker.engine.models.rope import read_rope
 
-# Keys that change what is computed and that no family here implements, with the values that mean "off".
-# Keys that are not listed are names, training settings and defaults of generation.
+# Keys that change what is computed, with the values that mean "off": refused by every family that does not
+# say that it implements them. Keys that are not listed are names, training settings and defaults of generation.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "quantization_config": (),
     "alibi": (False,),
     "attention_multiplier": (),
     "attn_logit_softcapping": (),
@@ -25,6 +25,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "residual_multiplier": (1, 1.0),
     "rope_interleaved": (False,),
     "use_qk_norm": (False,),
+    "use_sliding_window": (False,),
 }
 
 
@@ -48,6 +49,20 @@ class DecoderConfig:
     mlp_bias: bool
     max_position_embeddings: int
 
+    def attention(self, **kinds: Any) -> AttentionConfig:
+        """Attention of these sizes; `kinds` sets more fields of `AttentionConfig`, or sets them otherwise."""
+        common: dict[str, Any] = {
+            "hidden_size": self.hidden_size,
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "norm_eps": self.norm_eps,
+            "window": self.sliding_window,
+            "qkv_bias": self.attention_bias,
+            "output_bias": self.attention_bias,
+        }
+        return AttentionConfig(**(common | kinds))
+
 
 def require(config: Mapping[str, Any], key: str, kind: type[int] | type[float] = int) -> Any:
     """A number that must be there and greater than 0. Raises CheckpointError."""
@@ -57,16 +72,35 @@ def require(config: Mapping[str, Any], key: str, kind: type[int] | type[float] =
     return value
 
 
-def read_decoder_config(config: Mapping[str, Any], *, default_theta: float) -> DecoderConfig:
-    """Reads config.json's keys. Raises CheckpointError naming a key that is missing or not implemented."""
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that is about text: of a multimodal model's config, `text_config`, whose keys go first."""
+    return {**config, **(config.get("text_config") or {})}
+
+
+def read_decoder_config(
+    config: Mapping[str, Any],
+    *,
+    default_theta: float,
+    implements: Collection[str] = (),
+    activations: Collection[str] = ("silu", "swish"),
+) -> DecoderConfig:
+    """Reads config.json's keys.
+
+    `implements`: keys with which the family deals itself: of those that are refused otherwise, and
+    "layer_types". `activations`: what `hidden_act` may say. Raises CheckpointError naming a key that is
+    missing or not implemented.
+    """
     for key, neutral in _REFUSED.items():
-        if (value := config.get(key)) is not None and value not in neutral:
+        if key not in implements and (value := config.get(key)) is not None and value not in neutral:
             raise CheckpointError(f"The config says {key} = {value!r}, which is not implemented.")
-    if others := set(config.get("layer_types") or ()) - {"full_attention"}:
+    others = set(config.get("layer_types") or ()) - {"full_attention"}
+    if others and "layer_types" not in implements:
         raise CheckpointError(f"The config says layer_types = {sorted(others)}, which are not implemented.")
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise CheckpointError(f"The config says hidden_act = {activation!r}; only 'silu' is implemented.")
+    activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"
+    if activation not in activations:
+        raise CheckpointError(
+            f"The config says hidden_act = {activation!r}; implemented is {' or '.join(map(repr, activations))}."
+        )
     num_heads = require(config, "num_attention_heads")
     hidden_size = require(config, "hidden_size")
     num_kv_heads = config.get("num_key_value_heads") or num_heads

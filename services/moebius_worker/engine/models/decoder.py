@@ -1,40 +1,46 @@
 """What decoder families have around their layers: embedding, final norm, head, names of all weights."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 
-from moebius_kernels.attention_plan import AttentionPlan
-from moebius_kernels.rotary import Rotary
-from moebius_worker.engine.kv_tensors import KvShape, KvTensors
+from moebius_kernels.linear import embedding, linear
+from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import DecoderConfig
-from moebius_worker.engine.models.layers import Place, RmsNorm, StepContext, Weights
+from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.layers import RmsNorm
+from moebius_worker.engine.models.parameters import Matrix, Place, Shard, Slots
+from moebius_worker.engine.weights.layout import Layout
 
 
 class DecoderLayer(Protocol):
-    def __call__(
-        self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, context: StepContext
-    ) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor: ...
 
-    def weights(self, prefix: str) -> Weights: ...
+    def slots(self, prefix: str) -> Slots: ...
 
 
 class Decoder:
     """A causal language model: a family is this with its own layers."""
 
-    def __init__(self, config: DecoderConfig, layers: Sequence[DecoderLayer], place: Place) -> None:
-        self.config = config
-        self.embedding = place.empty(config.vocab_size, config.hidden_size)
-        self.layers = layers
-        self.norm = RmsNorm(config, place)
-        self.head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
-        self.rotary = Rotary(config.rope, place.device)
+    # How the family's checkpoints differ from the names in `slots`.
+    LAYOUT: ClassVar[Layout] = Layout()
 
-    @property
-    def kv_shape(self) -> KvShape:
-        return KvShape(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layers: Sequence[DecoderLayer],
+        caches: CacheSpecs,
+        place: Place,
+        *,
+        norm_offset: float = 0.0,
+    ) -> None:
+        self.config, self.layers, self.caches, self.place = config, layers, caches, place
+        self.embedding = Matrix({"": config.vocab_size}, config.hidden_size)
+        self.norm = RmsNorm(config.hidden_size, config.norm_eps, offset=norm_offset)
+        self.head = self.embedding
+        if not config.tie_word_embeddings:
+            self.head = Matrix({"": config.vocab_size}, config.hidden_size, shard=Shard.COLUMN)
 
     @property
     def row_elements(self) -> int:
@@ -44,37 +50,34 @@ class Decoder:
             4 * self.config.hidden_size + 3 * heads * self.config.head_dim + 3 * self.config.intermediate_size
         )
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KvTensors,
-        attention: AttentionPlan,
-        progress: Callable[[], None],
-    ) -> torch.Tensor:
-        """One step: int64 [T] and int64 [T] -> hidden states [T, hidden]. Writes keys and values.
+    def forward(self, context: StepContext, progress: Callable[[], None]) -> torch.Tensor:
+        """One step: hidden states [T, hidden] of the context's tokens. Writes keys, values and states.
 
         `progress` is called after each layer.
         """
-        context = StepContext(self.rotary(positions), attention)
-        x = F.embedding(token_ids, self.embedding)
-        for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
-            x = layer(x, keys, values, context)
+        x = self.embed(context)
+        for layer in self.layers:
+            x = layer(x, context)
             progress()
         return x
 
+    def embed(self, context: StepContext) -> torch.Tensor:
+        """[T, hidden], the input of the first layer."""
+        [table] = self.embedding.blocks
+        return embedding(context.token_ids, table, self.place.dtype)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, hidden] -> fp32 [N, vocab]."""
-        return F.linear(self.norm(hidden), self.head).float()
+        return linear(self.norm(hidden), self.head.blocks).float()
 
-    def weight_map(self) -> Weights:
+    def slots(self) -> Slots:
         """Every parameter, or part of a fused one, under the name that Hugging Face checkpoints give it."""
-        named = {"model.embed_tokens.weight": self.embedding} | self.norm.weights("model.norm")
+        slots = {"model.embed_tokens.weight": self.embedding.slot("")} | self.norm.slots("model.norm")
         for index, layer in enumerate(self.layers):
-            named |= layer.weights(f"model.layers.{index}")
+            slots |= layer.slots(f"model.layers.{index}")
         if not self.config.tie_word_embeddings:
-            named["lm_head.weight"] = self.head
-        return named
+            slots["lm_head.weight"] = self.head.slot("")
+        return slots
 
     def ignores(self, name: str) -> bool:
         """Tensors that hold nothing new: tied embeddings once more, and frequencies, which are computed."""

@@ -2,114 +2,153 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
-from moebius_kernels.attention_plan import AttentionPlan
+from moebius_kernels.activations import SILU, Activation, gated
+from moebius_kernels.linear import linear
 from moebius_kernels.paged_attention import paged_attention, write_kv
 from moebius_kernels.rms_norm import rms_norm
-from moebius_kernels.rotary import Angles, apply_rotary
-from moebius_kernels.swiglu import swiglu
-from moebius_worker.engine.models.config import DecoderConfig
-
-# A parameter, or the part of a fused one, under its name in the checkpoint.
-Weights = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where parameters live and in which dtype. On the device "meta" a model has sizes but no memory."""
-
-    device: torch.device
-    dtype: torch.dtype
-
-    def empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class StepContext:
-    """What the layers of one step have in common."""
-
-    angles: Angles
-    attention: AttentionPlan
+from moebius_kernels.rotary import Rotary, apply_rotary
+from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec
+from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.parameters import Matrix, Shard, Slots, Vector
 
 
 class RmsNorm:
-    def __init__(self, config: DecoderConfig, place: Place) -> None:
-        self.weight = place.empty(config.hidden_size)
-        self.eps = config.norm_eps
+    """Over the last dimension. `offset`: added to the weight, for families whose weights are about 0."""
+
+    def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
+        self.weight = Vector(size)
+        self.eps, self.offset = eps, offset
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight.data, self.eps, offset=self.offset)
 
-    def weights(self, prefix: str) -> Weights:
-        return {f"{prefix}.weight": self.weight}
+    def slots(self, prefix: str) -> Slots:
+        return {f"{prefix}.weight": self.weight.slot()}
 
 
 class Linear:
     """Projections of one input, stacked and computed at once: [..., inputs] -> [..., sum of outputs]."""
 
-    def __init__(self, inputs: int, outputs: Mapping[str, int], place: Place, *, bias: bool = False) -> None:
-        self.outputs = dict(outputs)
-        total = sum(self.outputs.values())
-        self.weight = place.empty(total, inputs)
-        self.bias = place.empty(total) if bias else None
+    def __init__(
+        self, inputs: int, outputs: Mapping[str, int], *, bias: bool = False, shard: Shard = Shard.NONE
+    ) -> None:
+        self.weight = Matrix(outputs, inputs, shard=shard)
+        # The bias of a projection whose inputs are divided is added once, to the sum.
+        own = shard if shard is Shard.COLUMN else Shard.NONE
+        self.bias = Vector(sum(outputs.values()), parts=outputs, shard=own) if bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight.blocks, None if self.bias is None else self.bias.data)
 
-    def weights(self, prefix: str) -> Weights:
+    def slots(self, prefix: str) -> Slots:
         """`prefix` and the name of each projection, weight and bias."""
-        named: Weights = {}
-        for kind, fused in (("weight", self.weight), ("bias", self.bias)):
-            if fused is not None:
-                parts = fused.split(list(self.outputs.values()))
-                named |= {
-                    f"{prefix}.{name}.{kind}": part for name, part in zip(self.outputs, parts, strict=True)
-                }
-        return named
+        slots = {f"{prefix}.{part}.weight": self.weight.slot(part) for part in self.weight.parts}
+        if self.bias is not None:
+            slots |= {f"{prefix}.{part}.bias": self.bias.slot(part) for part in self.bias.parts}
+        return slots
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """Sizes and kinds of a grouped-query attention.
+
+    `window`: a position sees itself and the `window - 1` before it; None: all. `qk_norm`: RMS norms of queries
+    and keys before they are turned, over each head ("head") or over all heads together ("full"). `scale`:
+    None for 1 / sqrt(head_dim). `sinks`: a logit for each head that joins its softmax and is dropped.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    window: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: Literal["head", "full"] | None = None
+    norm_offset: float = 0.0
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
 
 
 class Attention:
-    """Grouped-query attention with rotary positions over paged keys and values."""
+    """Grouped-query attention with rotary positions (none if `rotary` is None) over paged keys and values."""
 
-    def __init__(self, config: DecoderConfig, place: Place) -> None:
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+    def __init__(self, config: AttentionConfig, rotary: Rotary | None, caches: CacheSpecs) -> None:
+        self.config, self.rotary = config, rotary
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv = Linear(
             config.hidden_size,
             {"q_proj": queries, "k_proj": keys, "v_proj": keys},
-            place,
-            bias=config.attention_bias,
+            bias=config.qkv_bias,
+            shard=Shard.COLUMN,
         )
-        self.out = Linear(queries, {"o_proj": config.hidden_size}, place, bias=config.attention_bias)
+        self.out = Linear(
+            queries, {"o_proj": config.hidden_size}, bias=config.output_bias, shard=Shard.ROW
+        )
+        self.norms: dict[str, RmsNorm] = {}
+        if config.qk_norm is not None:
+            sizes = (config.head_dim,) * 2 if config.qk_norm == "head" else (queries, keys)
+            for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
+                self.norms[name] = RmsNorm(size, config.norm_eps, offset=config.norm_offset)
+        self.sinks = Vector(config.num_heads, shard=Shard.COLUMN) if config.sinks else None
+        self.cache = caches.add(KvSpec(config.num_kv_heads, config.head_dim, config.head_dim, config.window))
 
-    def __call__(
-        self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, context: StepContext
-    ) -> torch.Tensor:
-        heads = self.qkv(x).unflatten(-1, (self.num_heads + 2 * self.num_kv_heads, -1))
-        rotated = apply_rotary(heads[:, : -self.num_kv_heads], context.angles)
-        q, k = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
-        faults = write_kv(k, heads[:, -self.num_kv_heads :], keys, values, context.attention)
+    def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
+        config = self.config
+        q, k, v = self.qkv(x).split(
+            [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)],
+            dim=-1,
+        )
+        q, k = self._heads(q, "q_norm", config.num_heads), self._heads(k, "k_norm", config.num_kv_heads)
+        if self.rotary is not None:
+            angles = context.angles(self.rotary)
+            q, k = apply_rotary(q, angles), apply_rotary(k, angles)
+        pages, plan = context.kv(self.cache)
+        faults = write_kv(k, v.unflatten(-1, (config.num_kv_heads, -1)), pages, plan)
+        sinks = None if self.sinks is None else self.sinks.data
+        y = paged_attention(q, pages, plan, scale=config.scale, softcap=config.softcap, sinks=sinks)
         # A row whose keys or values could not be kept as they are ends up as NaN, for the runner to find.
-        return self.out(paged_attention(q, keys, values, context.attention).flatten(1)) + faults[:, None]
+        return self.project(y.flatten(1), x) + faults[:, None]
 
-    def weights(self, prefix: str) -> Weights:
-        return self.qkv.weights(prefix) | self.out.weights(prefix)
+    def project(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """From the heads' outputs, and the layer's input, to the layer's output."""
+        return self.out(y)
+
+    def slots(self, prefix: str) -> Slots:
+        slots = self.qkv.slots(prefix) | self.out.slots(prefix)
+        for name, norm in self.norms.items():
+            slots |= norm.slots(f"{prefix}.{name}")
+        if self.sinks is not None:
+            slots[f"{prefix}.sinks"] = self.sinks.slot()
+        return slots
+
+    def _heads(self, rows: torch.Tensor, norm: str, heads: int) -> torch.Tensor:
+        if self.config.qk_norm == "full":
+            rows = self.norms[norm](rows)
+        rows = rows.unflatten(-1, (heads, -1))
+        return self.norms[norm](rows) if self.config.qk_norm == "head" else rows
 
 
-class SwigluMlp:
+class GatedMlp:
     """The feed-forward network of dense layers."""
 
-    def __init__(self, config: DecoderConfig, place: Place) -> None:
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, place, bias=bias)
-        self.down = Linear(inner, {"down_proj": hidden}, place, bias=bias)
+    def __init__(
+        self, hidden: int, inner: int, *, bias: bool = False, activation: Activation = SILU
+    ) -> None:
+        self.activation = activation
+        self.gate_up = Linear(
+            hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias, shard=Shard.COLUMN
+        )
+        self.down = Linear(inner, {"down_proj": hidden}, bias=bias, shard=Shard.ROW)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(swiglu(self.gate_up(x)))
+        return self.down(gated(self.gate_up(x), self.activation))
 
-    def weights(self, prefix: str) -> Weights:
-        return self.gate_up.weights(prefix) | self.down.weights(prefix)
+    def slots(self, prefix: str) -> Slots:
+        return self.gate_up.slots(prefix) | self.down.slots(prefix)

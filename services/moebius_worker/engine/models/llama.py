@@ -3,39 +3,30 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from moebius_kernels.rotary import Rotary
+from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import DecoderConfig, read_decoder_config
 from moebius_worker.engine.models.decoder import Decoder
-from moebius_worker.engine.models.layers import Attention, Place, RmsNorm, StepContext, SwigluMlp, Weights
+from moebius_worker.engine.models.layers import Attention
+from moebius_worker.engine.models.parameters import Place
+from moebius_worker.engine.models.pre_norm import PreNormLayer, dense_mlp
 
 
-class LlamaLayer:
-    def __init__(self, config: DecoderConfig, place: Place) -> None:
-        self.attention_norm = RmsNorm(config, place)
-        self.attention = Attention(config, place)
-        self.mlp_norm = RmsNorm(config, place)
-        self.mlp = SwigluMlp(config, place)
+class DenseDecoder(Decoder):
+    """A decoder of dense layers that are alike; `kinds` sets fields of their `AttentionConfig`."""
 
-    def __call__(
-        self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, context: StepContext
-    ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), keys, values, context)
-        return x + self.mlp(self.mlp_norm(x))
-
-    def weights(self, prefix: str) -> Weights:
-        return (
-            self.attention_norm.weights(f"{prefix}.input_layernorm")
-            | self.attention.weights(f"{prefix}.self_attn")
-            | self.mlp_norm.weights(f"{prefix}.post_attention_layernorm")
-            | self.mlp.weights(f"{prefix}.mlp")
-        )
+    def __init__(self, sizes: DecoderConfig, place: Place, **kinds: Any) -> None:
+        rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
+        layers = [
+            PreNormLayer(sizes, Attention(sizes.attention(**kinds), rotary, caches), dense_mlp(sizes))
+            for _ in range(sizes.num_layers)
+        ]
+        super().__init__(sizes, layers, caches, place)
 
 
-class LlamaForCausalLM(Decoder):
+class LlamaForCausalLM(DenseDecoder):
     def __init__(self, config: Mapping[str, Any], place: Place) -> None:
-        sizes = read_decoder_config(config, default_theta=10_000.0)
-        super().__init__(sizes, [LlamaLayer(sizes, place) for _ in range(sizes.num_layers)], place)
+        super().__init__(read_decoder_config(config, default_theta=10_000.0), place)
 
 
 class MistralForCausalLM(LlamaForCausalLM):

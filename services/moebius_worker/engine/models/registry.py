@@ -6,15 +6,23 @@ from typing import Any
 
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.models.decoder import Decoder
-from moebius_worker.engine.models.layers import Place
 from moebius_worker.engine.models.llama import LlamaForCausalLM, MistralForCausalLM
 from moebius_worker.engine.models.mixtral import MixtralForCausalLM
+from moebius_worker.engine.models.olmoe import OlmoeForCausalLM
+from moebius_worker.engine.models.parameters import Place
+from moebius_worker.engine.models.qwen2 import Qwen2ForCausalLM
+from moebius_worker.engine.models.qwen3 import Qwen3ForCausalLM
+from moebius_worker.engine.models.qwen3_moe import Qwen3MoeForCausalLM
 
 ARCHITECTURES = MappingProxyType(
     {
         "LlamaForCausalLM": LlamaForCausalLM,
         "MistralForCausalLM": MistralForCausalLM,
         "MixtralForCausalLM": MixtralForCausalLM,
+        "OlmoeForCausalLM": OlmoeForCausalLM,
+        "Qwen2ForCausalLM": Qwen2ForCausalLM,
+        "Qwen3ForCausalLM": Qwen3ForCausalLM,
+        "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
     }
 )
 
@@ -32,5 +40,5 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def build_model(config: Mapping[str, Any], place: Place) -> Decoder:
-    """The model of a config with parameters that are not filled yet. Raises CheckpointError."""
+    """The model of a config whose parameters have no memory yet. Raises CheckpointError."""
     return ARCHITECTURES[architecture_of(config)](config, place)

@@ -1,10 +1,16 @@
 """Reads rotary settings, in their old form (rope_theta, rope_scaling) and the new (rope_parameters)."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from moebius_kernels.rotary import LinearScaling, Llama3Scaling, RotarySpec, YarnScaling
+from moebius_kernels.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+    RotarySpec,
+    YarnScaling,
+    yarn_magnitude,
+)
 from moebius_worker.checkpoint.errors import CheckpointError
 
 
@@ -17,9 +23,12 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_theta: float) ->
         **(config.get("rope_parameters") or {}),
     }
     partial = parameters["partial_rotary_factor"]
-    if partial not in (None, 1, 1.0):
+    partial = 1.0 if partial is None else partial
+    rotary_dim = int(head_dim * partial)
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise CheckpointError(
-            f"The config says partial_rotary_factor = {partial!r}, which is not implemented."
+            f"The config says partial_rotary_factor = {partial!r}: of {head_dim} numbers of a head that is "
+            f"{rotary_dim}, but an even number of them must turn."
         )
     theta = parameters["rope_theta"] or default_theta
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
@@ -40,18 +49,20 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_theta: float) ->
 
     match kind:
         case "default":
-            return RotarySpec(head_dim, theta)
+            return RotarySpec(rotary_dim, theta)
         case "linear":
-            return RotarySpec(head_dim, theta, LinearScaling(number("factor")))
+            return RotarySpec(rotary_dim, theta, LinearScaling(number("factor")))
         case "llama3":
             scaling = Llama3Scaling(
                 number("factor"), number("low_freq_factor"), number("high_freq_factor"), original
             )
-            return RotarySpec(head_dim, theta, scaling)
+            return RotarySpec(rotary_dim, theta, scaling)
+        case "proportional":
+            return RotarySpec(head_dim, theta, ProportionalScaling(partial, parameters.get("factor") or 1.0))
         case "yarn":
             factor = number("factor")
             return RotarySpec(
-                head_dim,
+                rotary_dim,
                 theta,
                 YarnScaling(
                     factor=factor,
@@ -63,15 +74,15 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_theta: float) ->
                 ),
             )
     raise CheckpointError(
-        f"The config asks for rope scaling {kind!r}; implemented are default, linear, llama3 and yarn."
+        f"The config asks for rope scaling {kind!r}; implemented are default, linear, llama3, "
+        "proportional and yarn."
     )
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
-    def magnitude(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
     if (given := parameters.get("attention_factor")) is not None:
         return float(given)
     above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    return magnitude(above) / magnitude(below) if above and below else magnitude(1.0)
+    if above and below:
+        return yarn_magnitude(factor, above) / yarn_magnitude(factor, below)
+    return yarn_magnitude(factor)

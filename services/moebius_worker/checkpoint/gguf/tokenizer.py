@@ -11,8 +11,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from .errors import CheckpointError
-from .gguf_file import Gguf
+from moebius_worker.checkpoint.errors import CheckpointError
+
+from .file import Gguf
 from .pre_tokenizers import BYTE_LEVEL_KINDS, byte_level_pre_tokenizer
 
 # tokenizer.ggml.token_type

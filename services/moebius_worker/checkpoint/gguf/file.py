@@ -16,7 +16,7 @@ from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from .errors import CheckpointError
+from moebius_worker.checkpoint.errors import CheckpointError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -45,35 +45,49 @@ class Gguf:
 
 
 def read_gguf(path: Path) -> Gguf:
-    """Reads the header of `path` and of its further shards; checks that every tensor lies within its file.
+    """Reads the header of `path` and, if it is one of a model's shards, of them all.
 
-    Raises CheckpointError for what is not GGUF, for truncated files and for types that `gguf` does not know.
+    Checks that every tensor lies within its file and that no shard and no tensor is missing. Raises
+    CheckpointError for what is not GGUF, for truncated files and for types that `gguf` does not know.
     """
     metadata, tensors = _read_file(path)
-    for shard in _further_shards(path, metadata):
-        for name, tensor in _read_file(shard)[1].items():
-            if name in tensors:
-                raise CheckpointError(f"{name} is both in {tensors[name].file} and in {shard}.")
-            tensors[name] = tensor
-    return Gguf(path, metadata, tensors)
+    if metadata.get("split.count", 0) < 2:
+        return Gguf(path, metadata, tensors)
+    return _read_shards(path, metadata)
 
 
-def _further_shards(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
-    count = metadata.get("split.count", 0)
-    if count < 2:
-        return []
+def _read_shards(path: Path, metadata: Mapping[str, Any]) -> Gguf:
+    count = metadata["split.count"]
     match = _SHARD_NAME.fullmatch(path.name)
-    if match is None or int(match["number"]) != 1 or int(match["count"]) != count:
+    if match is None or int(match["count"]) != count:
         raise CheckpointError(
-            f"{path} is one of the {count} shards of a model. Give the first, which is named "
-            f"NAME-00001-of-{count:05d}.gguf, with the others next to it."
+            f"{path} is one of the {count} shards of a model and has lost its name: it and the others, next "
+            f"to it, must be named NAME-00001-of-{count:05d}.gguf and so on."
         )
-    shards = [path.with_name(f"{match['stem']}-{n:05d}-of-{count:05d}.gguf") for n in range(2, count + 1)]
+    shards = [path.with_name(f"{match['stem']}-{n:05d}-of-{count:05d}.gguf") for n in range(1, count + 1)]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise CheckpointError(
-            f"{path} lacks its further shards {', '.join(missing)} next to it: download them too."
+            f"{path} lacks its other shards {', '.join(missing)} next to it: download them too."
         )
-    return shards
+    # The first has the model's metadata.
+    metadata, tensors = _read_file(shards[0])
+    for number, shard in enumerate(shards):
+        theirs, more = (metadata, {}) if number == 0 else _read_file(shard)
+        if (theirs.get("split.no"), theirs.get("split.count")) != (number, count):
+            raise CheckpointError(
+                f"{shard} says that it is shard {theirs.get('split.no')} (from 0) of "
+                f"{theirs.get('split.count')}, which is not what its name says. Download it again."
+            )
+        if twice := tensors.keys() & more.keys():
+            name = min(twice)
+            raise CheckpointError(f"{name} is both in {tensors[name].file} and in {shard}.")
+        tensors |= more
+    if len(tensors) != (expected := metadata.get("split.tensors.count", len(tensors))):
+        raise CheckpointError(
+            f"{shards[0]} says that its {count} shards hold {expected} tensors, but they hold "
+            f"{len(tensors)}: they are not of one model. Download them again."
+        )
+    return Gguf(path, metadata, tensors)
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
@@ -101,7 +115,7 @@ class _Header:
         metadata = {self.string(): self.value(self.number("I")) for _ in range(key_count)}
         entries = [self.tensor_entry() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment <= 0:
+        if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
             raise CheckpointError(f"{self.path} is damaged: its alignment is {alignment!r}.")
         start = -(-self.position // alignment) * alignment
         tensors: dict[str, GgufTensor] = {}

@@ -1,0 +1,119 @@
+"""Messages and tools of a chat in OpenAI's words."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moebius_gateway.api.strict import ANYTHING, Strict, refuse
+from moebius_gateway.text import conversation
+
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+MEDIA = frozenset({"image_url", "input_audio", "file", "video_url", "audio_url", "image", "audio"})
+
+
+def _text(content: Any) -> Any:
+    """Joins text parts, each to a line of its own."""
+    if not isinstance(content, list):
+        return content
+    return "\n".join(_part(part) for part in content)
+
+
+def _part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in MEDIA:
+        raise PydanticCustomError(
+            "content_part", "this model is served text-only: it takes no {kind}", {"kind": repr(kind)}
+        )
+    key = kind if kind in ("text", "refusal") else None
+    if key is None:
+        raise PydanticCustomError(
+            "content_part", "only text parts are supported, not {kind}", {"kind": repr(kind)}
+        )
+    if not part.keys() <= {"type", key, "cache_control"} or not isinstance(part.get(key), str):
+        raise PydanticCustomError(
+            "content_part", "a text part has the keys 'type' and 'text', and no other"
+        )
+    return part[key]
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+
+
+class Called(Strict):
+    name: ToolName
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str = Field(min_length=1, max_length=256)
+    type: Literal["function"] = "function"
+    function: Called
+    # What deltas of streams have; the order says the same.
+    neutral: ClassVar = {"index": (ANYTHING,)}
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] = []
+    reasoning_content: str = ""
+    reasoning: str = ""
+
+    # What OpenAI's answers carry, so that an answer can be sent back as it came.
+    neutral: ClassVar = {
+        "function_call": (),
+        "refusal": (),
+        "audio": (),
+        "annotations": ([],),
+    }
+
+    @model_validator(mode="after")
+    def _roles(self) -> "Message":
+        if self.role != "assistant":
+            for name in ("tool_calls", "reasoning_content", "reasoning"):
+                if getattr(self, name):
+                    raise refuse(name, "belongs to the role 'assistant'")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise refuse("tool_call_id", "belongs to the role 'tool'")
+        if self.content is None and not (self.tool_calls or self.reasoning_content or self.reasoning):
+            raise refuse("content", "is missing")
+        return self
+
+    def translated(self) -> conversation.Message:
+        return conversation.Message(
+            role=self.role,
+            content=self.content or "",
+            reasoning=self.reasoning_content or self.reasoning,
+            tool_calls=tuple(
+                conversation.ToolCall(call.id, call.function.name, call.function.arguments)
+                for call in self.tool_calls
+            ),
+            tool_call_id=self.tool_call_id,
+            name=self.name,
+        )
+
+
+class Function(Strict):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+    def translated(self) -> conversation.Tool:
+        return conversation.Tool(self.name, self.description, self.parameters, self.strict)
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises if two tools have one name: calls could not be told apart."""
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise refuse("tools", f"two tools are called '{name}'")

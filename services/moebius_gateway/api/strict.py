@@ -1,0 +1,37 @@
+"""Bodies of requests: every key is known, and honoured or refused by name. `null` is the same as leaving it out."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+# Values that change nothing, whatever they are: labels that clients keep for themselves.
+ANYTHING = object()
+
+
+class Strict(BaseModel):
+    """An object in which every key is known, and values are of the type that is asked for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    # Keys of the API that are not supported, with values that change nothing. Such a value is accepted,
+    # every other is refused.
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = {name: value for name, value in data.items() if value is not None}
+        for name in cls.neutral.keys() & kept.keys():
+            accepted, value = cls.neutral[name], kept.pop(name)
+            if ANYTHING not in accepted and value not in accepted:
+                raise PydanticCustomError("unsupported", "'{name}' is not supported", {"name": name})
+        return kept
+
+
+def refuse(name: str, message: str) -> PydanticCustomError:
+    """An error of a check over several keys, about the one called `name`."""
+    return PydanticCustomError("refused", message.replace("{", "{{").replace("}", "}}"), {"name": name})  # type: ignore[arg-type]

@@ -1,0 +1,159 @@
+"""Checks JSON as it comes, so that what is passed on is the beginning of valid JSON at any time."""
+
+import re
+from enum import Enum, auto
+
+from moebius_gateway.text.parsing.source import Malformed
+
+WHITE = re.compile(r"[ \t\n\r]*")
+PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+LITERAL = re.compile(r'[^\s,:{}\[\]"]*')
+NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+# Models that were trained on much Python write its names.
+NAMES = {
+    "true": "true",
+    "false": "false",
+    "null": "null",
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}
+CONTROL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+class _State(Enum):
+    VALUE = auto()
+    FIRST_ITEM = auto()
+    FIRST_KEY = auto()
+    KEY = auto()
+    COLON = auto()
+    NEXT = auto()
+    STRING = auto()
+    ESCAPE = auto()
+    HEX = auto()
+    LITERAL = auto()
+    DONE = auto()
+
+
+class JsonScanner:
+    """Reads one JSON value in pieces.
+
+    It mends what has only one meaning: control characters in strings, a backslash before a character that
+    needs none, Python's True, False and None. Anything else that is not JSON is `Malformed`.
+    """
+
+    def __init__(self) -> None:
+        self._state = _State.VALUE
+        self._stack: list[str] = []
+        self._in_key = False
+        self._hex = 0
+        self._literal: list[str] = []
+
+    @property
+    def done(self) -> bool:
+        return self._state is _State.DONE
+
+    def read(self, text: str, at: int) -> tuple[int, str]:
+        """Reads on from `text[at:]`. Returns how far it read, and that part as JSON.
+
+        It stops early only behind the value. A number or name is kept until what follows shows that it is
+        whole. Raises `Malformed`.
+        """
+        out: list[str] = []
+        while at < len(text) and not self.done:
+            if self._state is _State.STRING:
+                at = self._string(text, at, out)
+            elif self._state is _State.ESCAPE:
+                char = text[at]
+                out.append("\\" + char if char in '"\\/bfnrtu' else "\\\\" + _inside(char))
+                self._state, self._hex = (_State.HEX, 4) if char == "u" else (_State.STRING, 0)
+                at += 1
+            elif self._state is _State.HEX:
+                if text[at] not in "0123456789abcdefABCDEF":
+                    raise Malformed
+                out.append(text[at])
+                at += 1
+                self._hex -= 1
+                if not self._hex:
+                    self._state = _State.STRING
+            elif self._state is _State.LITERAL:
+                at = self._rest_of_literal(text, at, out)
+            else:
+                at = self._structure(text, at, out)
+        return at, "".join(out)
+
+    def _string(self, text: str, at: int, out: list[str]) -> int:
+        match = PLAIN.match(text, at)
+        end = match.end() if match else at
+        out.append(text[at:end])
+        if end == len(text):
+            return end
+        char = text[end]
+        if char == '"':
+            out.append(char)
+            self._state = _State.COLON if self._in_key else self._behind_value()
+            self._in_key = False
+        elif char == "\\":
+            self._state = _State.ESCAPE
+        else:
+            out.append(_inside(char))
+        return end + 1
+
+    def _rest_of_literal(self, text: str, at: int, out: list[str]) -> int:
+        match = LITERAL.match(text, at)
+        end = match.end() if match else at
+        self._literal.append(text[at:end])
+        if end == len(text):
+            return end
+        literal = "".join(self._literal)
+        self._literal.clear()
+        if literal not in NAMES and not NUMBER.fullmatch(literal):
+            raise Malformed
+        out.append(NAMES.get(literal, literal))
+        self._state = self._behind_value()
+        return end
+
+    def _structure(self, text: str, at: int, out: list[str]) -> int:
+        match = WHITE.match(text, at)
+        end = match.end() if match else at
+        out.append(text[at:end])
+        if end == len(text):
+            return end
+        char, state = text[end], self._state
+        value = state in (_State.VALUE, _State.FIRST_ITEM)
+        if char == '"' and (value or state in (_State.KEY, _State.FIRST_KEY)):
+            self._in_key = not value
+            self._state = _State.STRING
+        elif char in "{[" and value:
+            self._stack.append(char)
+            self._state = _State.FIRST_KEY if char == "{" else _State.FIRST_ITEM
+        elif char == "}" and self._closes("{", _State.FIRST_KEY):
+            self._pop()
+        elif char == "]" and self._closes("[", _State.FIRST_ITEM):
+            self._pop()
+        elif char == ":" and state is _State.COLON:
+            self._state = _State.VALUE
+        elif char == "," and state is _State.NEXT:
+            self._state = _State.KEY if self._stack[-1] == "{" else _State.VALUE
+        elif value and char not in ",:}]":
+            self._state = _State.LITERAL
+            return end
+        else:
+            raise Malformed
+        out.append(char)
+        return end + 1
+
+    def _closes(self, bracket: str, empty: _State) -> bool:
+        return self._state is empty or (self._state is _State.NEXT and self._stack[-1] == bracket)
+
+    def _pop(self) -> None:
+        self._stack.pop()
+        self._state = self._behind_value()
+
+    def _behind_value(self) -> _State:
+        return _State.NEXT if self._stack else _State.DONE
+
+
+def _inside(char: str) -> str:
+    """A character as it stands in a JSON string, other than quote and backslash."""
+    return char if char >= " " else CONTROL.get(char, f"\\u{ord(char):04x}")

@@ -1,0 +1,1 @@
+"""GGUF files: header, metadata told as a Hugging Face config, names of tensors, tokenizer. No torch."""

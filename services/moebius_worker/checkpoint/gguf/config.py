@@ -1,0 +1,40 @@
+"""GGUF metadata, told in the words of a Hugging Face `config.json`.
+
+A key of the architecture that is not understood is refused by name: it may change what the model computes.
+"""
+
+from typing import Any
+
+from moebius_worker.checkpoint.errors import CheckpointError
+
+from .families import find_family
+from .file import Gguf
+from .keys import Keys
+
+# Tokens that end a turn although the metadata may name only the end of the text.
+_TURN_ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"}
+
+
+def gguf_config(gguf: Gguf) -> dict[str, Any]:
+    """The `config.json` of a GGUF model. Raises CheckpointError for what cannot be computed faithfully."""
+    family, keys = find_family(gguf), Keys(gguf)
+    if not keys.has("token_embd.weight"):
+        raise CheckpointError(f"{gguf.path} lacks the tensor token_embd.weight: it holds no language model.")
+    config = {"architectures": [family.class_name], "model_type": family.model_type}
+    config |= {name: value(keys) for name, value in family.config.items()}
+    for key, allowed in family.only.items():
+        keys.only(key, *allowed)
+    if unknown := sorted(keys.prefix + key for key in keys.unknown - family.unread):
+        raise CheckpointError(f"{gguf.path} has metadata that is not understood: {', '.join(unknown)}.")
+    return config
+
+
+def gguf_generation_config(gguf: Gguf) -> dict[str, Any]:
+    """The `generation_config.json` of a GGUF model: the ids that begin and end a text."""
+    ids = [gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens: list[str] = gguf.metadata.get("tokenizer.ggml.tokens", [])
+    ids += [index for index, token in enumerate(tokens) if token in _TURN_ENDS]
+    return {
+        "bos_token_id": gguf.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(dict.fromkeys(index for index in ids if index is not None)),
+    }

@@ -1,0 +1,39 @@
+"""OLMoE: norms over all heads of queries and keys together; the weights of the chosen experts as they are."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from moebius_kernels.rotary import Rotary
+from moebius_kernels.router import topk_softmax
+from moebius_worker.engine.layer_caches import CacheSpecs
+from moebius_worker.engine.models.config import read_decoder_config, require
+from moebius_worker.engine.models.layers import Attention
+from moebius_worker.engine.models.moe import FUSED_EXPERTS, MoeConfig, MoeDecoder, SparseMoe, num_experts
+from moebius_worker.engine.models.parameters import Place
+from moebius_worker.engine.models.pre_norm import PreNormLayer
+from moebius_worker.engine.weights.layout import Layout
+
+
+class OlmoeForCausalLM(MoeDecoder):
+    LAYOUT: ClassVar[Layout] = Layout(stacks=FUSED_EXPERTS)
+
+    def __init__(self, config: Mapping[str, Any], place: Place) -> None:
+        sizes = read_decoder_config(config, default_theta=10_000.0)
+        moe = MoeConfig(
+            hidden_size=sizes.hidden_size,
+            inner=sizes.intermediate_size,
+            total=num_experts(config),
+            per_token=require(config, "num_experts_per_tok"),
+        )
+        route = partial(
+            topk_softmax, top_k=moe.per_token, renormalise=bool(config.get("norm_topk_prob", False))
+        )
+        rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
+        layers = [
+            PreNormLayer(
+                sizes, Attention(sizes.attention(qk_norm="full"), rotary, caches), SparseMoe(moe, route)
+            )
+            for _ in range(sizes.num_layers)
+        ]
+        super().__init__(sizes, moe, layers, caches, place)

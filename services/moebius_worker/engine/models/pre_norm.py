@@ -1,0 +1,47 @@
+"""The layer that most families have: attention, then a feed-forward network, each behind a norm."""
+
+from typing import Protocol
+
+import torch
+
+from moebius_worker.engine.models.config import DecoderConfig
+from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.layers import Attention, GatedMlp, RmsNorm
+from moebius_worker.engine.models.parameters import Slots
+
+
+class FeedForward(Protocol):
+    """What a token goes through after attention: [T, hidden] -> [T, hidden]."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def slots(self, prefix: str) -> Slots: ...
+
+
+class PreNormLayer:
+    """Attention, then a feed-forward network, the input of each normalised."""
+
+    # What the checkpoints call the feed-forward network.
+    mlp_name = "mlp"
+
+    def __init__(self, config: DecoderConfig, attention: Attention, mlp: FeedForward) -> None:
+        self.attention_norm = RmsNorm(config.hidden_size, config.norm_eps)
+        self.attention = attention
+        self.mlp_norm = RmsNorm(config.hidden_size, config.norm_eps)
+        self.mlp = mlp
+
+    def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), context)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def slots(self, prefix: str) -> Slots:
+        return (
+            self.attention_norm.slots(f"{prefix}.input_layernorm")
+            | self.attention.slots(f"{prefix}.self_attn")
+            | self.mlp_norm.slots(f"{prefix}.post_attention_layernorm")
+            | self.mlp.slots(f"{prefix}.{self.mlp_name}")
+        )
+
+
+def dense_mlp(config: DecoderConfig) -> GatedMlp:
+    return GatedMlp(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)

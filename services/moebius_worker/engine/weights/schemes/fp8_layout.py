@@ -1,0 +1,55 @@
+"""FP8 weights beside their factors: of the matrix, of each row, or of each block."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from moebius_kernels.formats.fp8 import Fp8
+from moebius_worker.checkpoint.errors import CheckpointError
+
+from ..scheme import ReadTensor, StoredForm
+from .factors import need_row_factors, row_factors
+from .module import Module
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Layout:
+    """`weight` F8_E4M3 [R, C] and a `scale` that multiplies, also where it is called the inverse one.
+
+    `block` (rows, columns), columns None for all; without `block`, the scale is one number or one a row.
+    """
+
+    scale: str
+    block: tuple[int, int] | None = None
+
+    def form(self, module: Module) -> StoredForm:
+        rows, columns = module.need("weight", "FP8", "F8_E4M3", (None, None)).shape
+        if self.block is None:
+            form = Fp8()
+            need_row_factors(module, self.scale, "FP8", "F32 BF16 F16", rows)
+        else:
+            form = Fp8(*self.block)
+            blocks = (-(-rows // self.block[0]), -(-columns // self.block[1]))
+            module.need(self.scale, f"FP8 in blocks {list(self.block)}", "F32 BF16 F16 F8_E8M0", blocks)
+
+        def parts(read: ReadTensor) -> Mapping[str, torch.Tensor]:
+            scale = read(module.tensor_name(self.scale))
+            return {
+                "data": read(module.tensor_name("weight")),
+                "scale": row_factors(scale, rows) if self.block is None else scale.float(),
+            }
+
+        sources = module.present("weight", self.scale, "input_scale")
+        return StoredForm(form, (rows, columns), sources, parts)
+
+
+def block_size(declared: object, dialect: str) -> tuple[int, int]:
+    """The two sizes that a config gives. Raises CheckpointError."""
+    if (
+        isinstance(declared, list | tuple)
+        and len(declared) == 2
+        and all(isinstance(size, int) and size > 0 for size in declared)
+    ):
+        return declared[0], declared[1]
+    raise CheckpointError(f"{dialect} declares the block size {declared!r}, where [rows, columns] belong.")

@@ -1,0 +1,49 @@
+"""The scheme that a checkpoint's config declares."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.quantization import declared_quantization, quantization_name
+
+from ..scheme import Scheme
+from .awq import awq_scheme
+from .compressed_tensors import compressed_tensors_scheme
+from .declared import DeclaredScheme
+from .fp8 import fp8_scheme
+from .ggml import GgmlScheme
+from .gptq import gptq_scheme
+from .modelopt import modelopt_scheme
+from .mxfp4 import mxfp4_scheme
+
+_DIALECTS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = MappingProxyType(
+    {
+        "modelopt": modelopt_scheme,
+        "compressed-tensors": compressed_tensors_scheme,
+        "fp8": fp8_scheme,
+        "mxfp4": mxfp4_scheme,
+        "awq": awq_scheme,
+        "gptq": gptq_scheme,
+    }
+)
+
+
+def scheme_of(checkpoint: Checkpoint) -> Scheme:
+    """Raises CheckpointError, with what is supported, for a quantisation that is not."""
+    if checkpoint.container == "gguf":
+        return GgmlScheme()
+    declared = declared_quantization(checkpoint.config)
+    if declared is None:
+        return DeclaredScheme("not quantised", lambda module: None)
+    dialect = _DIALECTS.get(str(declared.get("quant_method")))
+    if dialect is None:
+        raise CheckpointError(
+            f"{checkpoint.path} is quantised with {quantization_name(checkpoint.config)}, which is not "
+            f"supported. Supported are {', '.join(_DIALECTS)}, GGUF files, and what is not quantised."
+        )
+    try:
+        return dialect(declared)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error

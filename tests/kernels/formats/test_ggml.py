@@ -1,0 +1,111 @@
+"""Every ggml type against the package `gguf`, and against llama.cpp's own quantiser and dequantiser."""
+
+import gguf
+import libgguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Type
+
+from moebius_kernels.formats.format import FormatError, StoredMatrix
+from moebius_kernels.formats.ggml import GGML_TYPES, Ggml
+
+TYPES = sorted(GGML_TYPES)
+# `gguf` cannot decode it.
+IN_GGUF = [type_ for type_ in TYPES if type_ != Type.Q1_0]
+# Where a block has fp16 numbers, in bytes; random bytes there would be infinite or none.
+HALVES = {
+    Type.Q4_0: (0,),
+    Type.Q4_1: (0, 2),
+    Type.Q5_0: (0,),
+    Type.Q5_1: (0, 2),
+    Type.Q8_0: (0,),
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
+    Type.IQ4_NL: (0,),
+    Type.IQ4_XS: (0,),
+    Type.TQ1_0: (52,),
+    Type.TQ2_0: (64,),
+    Type.Q1_0: (0,),
+    **dict.fromkeys((Type.IQ1_S, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S), (0,)),
+    **dict.fromkeys((Type.IQ3_XXS, Type.IQ3_S), (0,)),
+}
+
+
+def stored(type_: Type, data: np.ndarray) -> StoredMatrix:
+    block, block_bytes = GGML_QUANT_SIZES[type_]
+    shape = (*data.shape[:-1], data.shape[-1] // block_bytes * block)
+    return StoredMatrix(Ggml(type_), shape, {"data": torch.from_numpy(data)})
+
+
+def random_bytes(type_: Type, rows: int, blocks: int) -> np.ndarray:
+    generator = np.random.default_rng(int(type_))
+    block_bytes = GGML_QUANT_SIZES[type_][1]
+    data = generator.integers(0, 256, (rows, blocks, block_bytes), np.uint8)
+    for start in HALVES.get(type_, ()):
+        # Of all magnitudes down to the denormal ones.
+        numbers = generator.standard_normal((rows, blocks, 1)) * 10.0 ** generator.uniform(
+            -7, 3, (rows, blocks, 1)
+        )
+        data[..., start : start + 2] = numbers.astype(np.float16).view(np.uint8)
+    if type_ == Type.IQ1_M:  # its fp16 is spread over the upper nibbles of the last eight bytes
+        data[..., -1] &= 0x3F
+    return data.reshape(rows, -1)
+
+
+def quantised(type_: Type, rows: int, columns: int) -> np.ndarray:
+    values = np.random.default_rng(1).standard_normal((rows, columns)).astype(np.float32)
+    importance = np.ones(columns, np.float32) if libgguf.quantize_requires_imatrix(type_) else None
+    return libgguf.quantize_rows(values, type_, imatrix=importance)
+
+
+def equal(ours: torch.Tensor, theirs: np.ndarray) -> None:
+    np.testing.assert_array_equal(ours.numpy(), theirs.astype(np.float32).reshape(ours.shape))
+
+
+def test_every_block_type_of_the_package_that_weights_have_is_known():
+    plain = {Type.F32, Type.F16, Type.BF16, Type.F64, Type.I8, Type.I16, Type.I32, Type.I64}
+    internal = {Type.Q8_1, Type.Q8_K}  # of activations, never in files
+    assert set(Type) - plain - internal == GGML_TYPES
+
+
+@pytest.mark.parametrize("type_", IN_GGUF, ids=lambda type_: type_.name)
+def test_random_bytes_have_ggufs_values(type_: Type):
+    data = random_bytes(type_, rows=3, blocks=5)
+    equal(stored(type_, data).dequantize(), gguf.dequantize(data, type_))
+
+
+@pytest.mark.parametrize("type_", TYPES, ids=lambda type_: type_.name)
+def test_llama_cpps_blocks_have_llama_cpps_values(type_: Type):
+    block = GGML_QUANT_SIZES[type_][0]
+    data = quantised(type_, rows=4, columns=2 * max(block, 256))
+    equal(stored(type_, data).dequantize(), libgguf.dequantize_rows(data, type_))
+
+
+@pytest.mark.parametrize("type_", [Type.Q4_K, Type.IQ3_S], ids=lambda type_: type_.name)
+def test_leading_dimensions_are_kept(type_: Type):
+    data = random_bytes(type_, rows=6, blocks=2)
+    whole = stored(type_, data).dequantize()
+    stacked = stored(type_, data.reshape(2, 3, -1))
+    assert torch.equal(stacked.dequantize(), whole.reshape(2, 3, -1))
+    assert torch.equal(stacked[1].dequantize(), whole[3:])
+
+
+def test_columns_are_cut_at_blocks_alone():
+    matrix = stored(Type.Q4_K, random_bytes(Type.Q4_K, rows=2, blocks=3))
+    assert torch.equal(matrix.narrow_columns(256, 256).dequantize(), matrix.dequantize()[:, 256:512])
+    with pytest.raises(FormatError, match="shares data among 256 columns"):
+        matrix.narrow_columns(128, 256)
+    with pytest.raises(FormatError, match="multiples of 256 columns, not 300"):
+        StoredMatrix.empty(Ggml(Type.Q4_K), (2, 300), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 127, 254, 255])
+def test_the_smallest_and_largest_powers_of_mxfp4(exponent: int):
+    data = np.full((1, 17), 0x71, np.uint8)
+    data[0, 0] = exponent
+    equal(stored(Type.MXFP4, data).dequantize(), gguf.dequantize(data, Type.MXFP4))
