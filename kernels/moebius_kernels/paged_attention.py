@@ -58,9 +58,10 @@ def paged_attention(
     for chunk in plan.chunks:
         rows = slice(chunk.first_row, chunk.last_row)
         output[rows] = prefill(q[rows], kv_pages, chunk, scores)
-    # PyTorch's attention gives zeros for a query that is not finite, on the CPU and without a mask: that would
-    # hide a fault.
-    return output + (q * 0).sum(dim=-1, keepdim=True)
+    # For a query that is not finite, PyTorch's attention on the CPU gives zeros if there is no mask. That
+    # would hide a fault.
+    output += (q * 0).sum(dim=-1, keepdim=True)
+    return output
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Normalisation of the last dimension by its length."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
@@ -17,9 +19,16 @@ def rms_norm(
     return F.rms_norm(x.float(), x.shape[-1:], weight, eps).to(x.dtype)
 
 
-def gated_rms_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`rms_norm(x) * silu(z)`, in fp32: x and z [..., H], weight [H]; the result is in x's dtype."""
-    return (F.rms_norm(x.float(), weight.shape, weight.float(), eps) * F.silu(z.float())).to(x.dtype)
+def gated_rms_norm(
+    x: torch.Tensor,
+    z: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    activation: Literal["silu", "sigmoid"] = "silu",
+) -> torch.Tensor:
+    """`rms_norm(x) * act(z)`, in fp32: x and z [..., H], weight [H]; the result is in x's dtype."""
+    gate = F.silu(z.float()) if activation == "silu" else z.float().sigmoid()
+    return (F.rms_norm(x.float(), weight.shape, weight.float(), eps) * gate).to(x.dtype)
 
 
 def l2_norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

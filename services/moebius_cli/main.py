@@ -3,6 +3,7 @@
 import typer
 
 from moebius_cli.chat import chat
+from moebius_cli.inspect import inspect
 from moebius_cli.status import status
 from moebius_cli.up import up
 from moebius_cli.upcycle import upcycle
@@ -13,5 +14,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (up, status, chat, upcycle):
+for command in (up, status, chat, inspect, upcycle):
     app.command()(command)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from moebius_gateway.api.backend import Backend
 from moebius_gateway.api.context import context_of
-from moebius_gateway.api.errors import SERVER_ERROR, ApiError, invalid, of_generation
+from moebius_gateway.api.errors import SERVER_ERROR, ApiError, invalid, of_generation, unknown_url
 from moebius_gateway.api.generation_routes import generation_router
 from moebius_gateway.api.health_routes import health_router
 from moebius_gateway.api.lifecycle import Lifecycle
@@ -65,7 +65,7 @@ def build_app(
 async def _refuse(request: Request, error: Exception) -> Response:
     answer = _as_api_error(request, error)
     context_of(request).error = answer.code or answer.message
-    response = answer.response()
+    response = answer.response(request.url.path)
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)  # Allow, behind a wrong method
     return response
@@ -78,12 +78,12 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
         case GenerationError():
             return of_generation(error)
         case PromptError():
-            return invalid(str(error))
+            return invalid(str(error), error.param)
         case TextError():
             message = f"this model's tokenizer cannot be used: {error}"
             return ApiError(503, message, SERVER_ERROR, code="tokenizer_unusable", retry_after=5)
         case HTTPException(status_code=404):
-            return ApiError(404, f"unknown URL: {request.url.path}", code="unknown_url")
+            return unknown_url(request.url.path)
         case HTTPException(status_code=405):
             message = f"method not allowed: {request.method} {request.url.path}"
             return ApiError(405, message, code="method_not_allowed")

@@ -4,16 +4,22 @@ import asyncio
 import datetime
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, processors
 
+from moebius_gateway.text.conversation import Conversation, Message
 from moebius_gateway.text.errors import PromptError, TextError
 from moebius_gateway.text.model import INLINE_CHARACTERS, SamplingDefaults, TextModel
 from moebius_gateway.text.template import ChatTemplate
 from tests.tiny import write_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def conversation(messages: list[dict[str, Any]] | None = None, **more: Any) -> Conversation:
+    return Conversation(tuple(Message(**message) for message in messages or HELLO), **more)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +35,7 @@ def with_config(files: dict[str, bytes], **changes: object) -> dict[str, bytes]:
 
 
 def render(source: str, messages: list[dict[str, str]] | None = None, **tokens: str) -> str:
-    return ChatTemplate(source, tokens).render(messages or HELLO)
+    return ChatTemplate(source, tokens).render(conversation(messages))
 
 
 def test_renders_as_transformers_does(tmp_path: Path) -> None:
@@ -97,7 +103,7 @@ async def test_special_tokens_are_added_once(files: dict[str, bytes]) -> None:
     )
     tokenizer.enable_truncation(4)
     model = TextModel(files | {"tokenizer.json": tokenizer.to_str().encode()})
-    chat = await model.encode_chat(HELLO)
+    chat = (await model.encode_chat(conversation())).ids
     assert chat[0] == start
     assert chat[1] != start
     [plain] = await model.encode(["The capital of France is Paris, and what else"])
@@ -112,7 +118,7 @@ async def test_long_prompts_are_the_same_in_a_thread(files: dict[str, bytes]) ->
     assert len(text) > INLINE_CHARACTERS
     expected = Tokenizer.from_buffer(files["tokenizer.json"]).encode(text).ids
     assert await model.encode([text, "x"]) == [tuple(expected), *await model.encode(["x"])]
-    chat = await model.encode_chat([{"role": "user", "content": text}])
+    chat = (await model.encode_chat(conversation([{"role": "user", "content": text}]))).ids
     assert "".join(map(chr, expected)) in "".join(map(chr, chat))
 
 
@@ -135,7 +141,7 @@ async def test_where_the_template_and_its_tokens_come_from(
     files: dict[str, bytes], changed: dict[str, object]
 ) -> None:
     model = TextModel(with_config(files, **changed))
-    assert await model.encode_chat(HELLO) == (model.special_token_id("<|im_start|>"),)
+    assert (await model.encode_chat(conversation())).ids == (model.special_token_id("<|im_start|>"),)
 
 
 async def test_long_prompts_do_not_stop_the_event_loop(files: dict[str, bytes]) -> None:
@@ -150,13 +156,13 @@ async def test_long_prompts_do_not_stop_the_event_loop(files: dict[str, bytes]) 
 
 async def test_a_template_file_comes_before_the_config(files: dict[str, bytes]) -> None:
     model = TextModel(files | {"chat_template.jinja": b"{{ eos_token }}"})
-    assert await model.encode_chat(HELLO) == (model.special_token_id("<|im_end|>"),)
+    assert (await model.encode_chat(conversation())).ids == (model.special_token_id("<|im_end|>"),)
 
 
 async def test_without_a_template_chat_is_refused_and_plain_text_is_not(files: dict[str, bytes]) -> None:
     model = TextModel(with_config(files, chat_template=None))
     with pytest.raises(PromptError, match="no chat template"):
-        await model.encode_chat(HELLO)
+        await model.encode_chat(conversation())
     assert await model.encode(["Hello"])
 
 

@@ -62,7 +62,9 @@ def test_pieces_equal_transformers_whole(pieces):
     states = torch.zeros(SLOTS, CHANNELS, 3, device=DEVICE)
     got, first = [], 0
     for length in pieces:
-        got.append(causal_conv1d(x[first : first + length], weight, None, states, plan([length], [4]), "silu"))
+        got.append(
+            causal_conv1d(x[first : first + length], weight, None, states, plan([length], [4]), "silu")
+        )
         first += length
     torch.testing.assert_close(torch.cat(got), expected, atol=1e-5, rtol=1e-5)
 

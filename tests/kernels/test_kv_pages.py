@@ -93,7 +93,7 @@ def test_fp8_keeps_three_bits_of_each_number(dim, size):
 
 
 @pytest.mark.parametrize("format", QUANTISED)
-@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-42, 3.4e38])
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-42, 1.2e-38, 3.4e38])
 def test_the_smallest_and_the_largest_numbers_stay_finite(format, size):
     rows = torch.full((3, 2, 48), size, device=DEVICE)
     rows[1, 0] *= -1
@@ -115,14 +115,16 @@ def test_a_large_number_coarsens_its_own_token_and_head_only(format):
 @pytest.mark.parametrize("format", QUANTISED)
 def test_reading_and_writing_again_changes_nothing(format):
     once = kept(format, draw(20, 2, 96))
-    torch.testing.assert_close(kept(format, once), once, atol=0, rtol=1e-6 if format == KvFormat.FP8 else 1e-2)
+    torch.testing.assert_close(
+        kept(format, once), once, atol=0, rtol=1e-6 if format == KvFormat.FP8 else 1e-2
+    )
 
 
 # Root-mean-square error of the output relative to its own size, for unit normal queries, keys and values
 # in heads of 128; what bf16 keys and values cost is in the first line, measured, not assumed.
 @pytest.mark.parametrize(
     ("format", "smallest", "largest"),
-    [(KvFormat.MODEL, 0.0005, 0.005), (KvFormat.FP8, 0.01, 0.05), (KvFormat.INT8, 0.002, 0.012)],
+    [(KvFormat.MODEL, 0.001, 0.003), (KvFormat.FP8, 0.02, 0.04), (KvFormat.INT8, 0.004, 0.009)],
 )
 @pytest.mark.parametrize("scores", [{}, {"sinks": torch.tensor([-1.0, 0.0, 1.0, 2.0], device=DEVICE)}])
 def test_error_of_attention(format, smallest, largest, scores):

@@ -58,6 +58,12 @@ def test_gated(dtype, tolerance):
     check(gated_rms_norm(x, z, norm.weight, EPS), norm, dtype, tolerance, x, z)
 
 
+def test_gated_by_a_sigmoid():
+    x, z, weight = draw(5, 48), draw(5, 48, seed=2), draw(48, seed=1)
+    expected = rms_norm(x, weight, EPS) / (1 + (-z).exp())
+    torch.testing.assert_close(gated_rms_norm(x, z, weight, EPS, "sigmoid"), expected)
+
+
 @DTYPES
 def test_l2(dtype, tolerance):
     x = (3 * draw(5, 2, 48)).to(dtype)

@@ -69,9 +69,7 @@ def test_rotation_equals_transformers(name, head_dim):
     q = draw(len(POSITIONS), 4, head_dim)
     cos, sin = LlamaRotaryEmbedding(config)(q, POSITIONS.unsqueeze(0))
     expected, _ = apply_rotary_pos_emb(q, q, cos[0], sin[0])
-    torch.testing.assert_close(
-        rotate(q, RotarySpec(head_dim, 10000.0, scaling)), expected, atol=2e-4, rtol=0
-    )
+    torch.testing.assert_close(rotate(q, RotarySpec(head_dim, 10000.0, scaling)), expected, atol=2e-4, rtol=0)
 
 
 def draw(*shape, seed=0):

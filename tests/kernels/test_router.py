@@ -69,9 +69,7 @@ def test_sigmoid_topk_is_deepseeks_whatever_the_groups(groups, top_groups, renor
     for token in range(TOKENS):
         scores = [1 / (1 + (-logit).double().exp().item()) for logit in logits[token]]
         ranks = [score + shift for score, shift in zip(scores, bias.tolist(), strict=True)]
-        goodness = [
-            sum(sorted(ranks[group * size : (group + 1) * size])[-2:]) for group in range(groups)
-        ]
+        goodness = [sum(sorted(ranks[group * size : (group + 1) * size])[-2:]) for group in range(groups)]
         best_groups = sorted(range(groups), key=goodness.__getitem__)[-top_groups:]
         allowed = [expert for expert in range(EXPERTS) if expert // size in best_groups]
         chosen = sorted(allowed, key=ranks.__getitem__)[-TOP_K:]
@@ -141,3 +139,11 @@ def test_a_faulty_token_gets_experts_that_exist(router):
     route = router(logits, 3)
     assert ((route.experts >= 0) & (route.experts < 8)).all()
     assert torch.equal(route.weights[0], router(logits[:1], 3).weights[0])
+
+
+def test_softmax_is_over_all_experts_and_the_best_come_first():
+    logits = torch.tensor([[1.0, 3.0, 2.0, -1.0], [0.0, 0.0, 5.0, 4.0]], dtype=torch.bfloat16)
+    route = topk_softmax(logits, 2)
+    assert route.experts.tolist() == [[1, 2], [2, 3]]
+    first = 1 / (1 + torch.tensor(-1.0).exp())  # of logits that differ by 1
+    torch.testing.assert_close(route.weights, torch.stack([first, 1 - first]).repeat(2, 1))

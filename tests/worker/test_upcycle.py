@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from moebius_cli.upcycle import upcycle as command
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
 from moebius_worker.checkpoint.tokenizer import tokenizer_files
-from moebius_worker.engine.weights import open_weights
+from moebius_worker.engine.weights.open import open_weights
 from moebius_worker.upcycle import UpcycleOptions, upcycle
 from tests.tiny import VOCAB_SIZE, write_checkpoint
 from tests.worker.checkpoint.gguf_files import write_llama_gguf
@@ -27,7 +27,7 @@ def dense(tmp_path: Path) -> Path:
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    reader = open_weights(open_checkpoint(str(path)))
+    reader, _ = open_weights(open_checkpoint(str(path)))
     return {name: reader.read(name).clone() for name in reader.tensors}
 
 

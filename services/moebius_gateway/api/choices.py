@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from moebius_gateway.api.errors import invalid
-from moebius_gateway.api.request import GenerationRequest, SamplingWishes, ToolMode
+from moebius_gateway.api.request import GenerationRequest, SamplingWishes
 from moebius_gateway.text.assembler import AnswerAssembler
 from moebius_gateway.text.model import EncodedPrompt, SamplingDefaults, TextModel
 from moebius_gateway.types import Generation, ModelInfo, Sampling
@@ -96,12 +96,11 @@ def make_choices(
                 deadline=deadline,
                 grammar=grammar,
             )
-            assembler = AnswerAssembler(
-                text.token_bytes_of(prompt),
+            assembler = text.assembler(
+                prompt,
                 request.stop,
                 generation.stop_token_ids,
                 request.min_tokens,
-                text.parser(prompt, calls=request.tool_choice.mode is not ToolMode.NONE),
                 one_call=not request.parallel_tool_calls,
             )
             choices.append(Choice(len(choices), generation, assembler, first_of_prompt=i == 0))

@@ -15,10 +15,6 @@ LEAST_LOGPROB = -9999.0
 class Dialect(Protocol):
     """One for each request; it knows the request's id and model, and which choices it has introduced."""
 
-    def begin(self) -> bytes:
-        """The events that stand before all others."""
-        ...
-
     def chunk(self, choice: Choice, delta: AnswerDelta) -> bytes:
         """The events for a delta; none if it says nothing in this API."""
         ...

@@ -1,4 +1,4 @@
-"""Runs the choices of a request, and hands each piece of text on as it comes."""
+"""Runs the choices of a request, and hands each piece of an answer on as it comes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -7,9 +7,9 @@ from contextlib import aclosing
 from moebius_gateway.api.backend import Backend
 from moebius_gateway.api.choices import Choice
 from moebius_gateway.metrics import GatewayMetrics
-from moebius_gateway.text.assembler import TextDelta
+from moebius_gateway.text.assembler import AnswerDelta
 
-Deliver = Callable[[Choice, TextDelta], Awaitable[None]]
+Deliver = Callable[[Choice, AnswerDelta], Awaitable[None]]
 
 
 async def generate(
@@ -40,7 +40,7 @@ async def _generate_one(
                     clock.tokens(len(tokens.token_ids))
                 choice.cached_tokens = max(choice.cached_tokens, tokens.cached_tokens)
                 delta = choice.text.push(tokens)
-                if delta.text or delta.logprobs or delta.finish_reason:
+                if delta.events or delta.logprobs or delta.finish_reason:
                     await deliver(choice, delta)
                 if delta.finish_reason:
                     return

@@ -11,12 +11,12 @@ from moebius_gateway.api.services import Services
 def health_router(services: Services) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/livez")
+    @router.api_route("/livez", methods=["GET", "HEAD"])
     async def livez() -> JSONResponse:
         """The process answers. Whether it can serve is not asked: restarting it would repair nothing."""
         return JSONResponse({"status": "alive"})
 
-    @router.get("/readyz")
+    @router.api_route("/readyz", methods=["GET", "HEAD"])
     async def readyz() -> JSONResponse:
         """Whether a request sent now would be served; if not, `reasons` says why."""
         servable, reasons = _readiness(services)
@@ -32,7 +32,7 @@ def health_router(services: Services) -> APIRouter:
         }
         return JSONResponse(body, 200 if servable else 503)
 
-    @router.get("/metrics")
+    @router.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> Response:
         return Response(generate_latest(services.registry), media_type=CONTENT_TYPE_LATEST)
 

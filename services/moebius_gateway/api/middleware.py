@@ -67,7 +67,7 @@ class RequestMiddleware:
                 context.error = "internal_error"
                 if status is None:
                     error = ApiError(500, "internal error", SERVER_ERROR, code="internal_error")
-                    await error.response()(scope, receive, observed_send)
+                    await error.response(scope["path"])(scope, receive, observed_send)
             finally:
                 self._record(scope, context, status or CLIENT_CLOSED_REQUEST)
 

@@ -1,5 +1,6 @@
 """GET /v1/models and /v1/models/{id}."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -40,7 +41,9 @@ def model_router(backend: Backend) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_as_json(model) for model in backend.models()]}
+        listed = [_as_json(model) for model in backend.models()]
+        ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
+        return {"object": "list", "data": listed, "has_more": False, **ends}
 
     # Names may contain slashes, as on Hugging Face.
     @router.get("/v1/models/{model_id:path}")
@@ -51,11 +54,15 @@ def model_router(backend: Backend) -> APIRouter:
 
 
 def _as_json(model: ModelInfo) -> dict[str, Any]:
+    """What OpenAI's and Anthropic's clients each expect, in one."""
     return {
         "id": model.id,
         "object": "model",
         "created": model.created,
         "owned_by": "moebius",
+        "type": "model",
+        "display_name": model.id,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
         "max_model_len": model.max_model_len,
         "architecture": model.architecture,
     }

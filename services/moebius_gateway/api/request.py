@@ -1,7 +1,7 @@
 """The one request behind every dialect: what is to be generated, whoever asked for it in whatever words."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from moebius_gateway.text.conversation import Conversation
@@ -69,3 +69,8 @@ class GenerationRequest:
     # Alternatives reported with each token; None: no log probabilities.
     logprobs: int | None = None
     stream: bool = False
+
+    def offered(self) -> Conversation:
+        """The chat as the model shall see it: it is not shown tools that it must not call."""
+        assert isinstance(self.prompt, Conversation)
+        return replace(self.prompt, tools=()) if self.tool_choice.mode is ToolMode.NONE else self.prompt

@@ -35,6 +35,11 @@ def event(data: Any) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
+def named_event(data: dict[str, Any]) -> bytes:
+    """An event whose name is the `type` of its data."""
+    return b"event: " + data["type"].encode() + b"\n" + event(data)
+
+
 class EventSender:
     """Writes events to a client. The headers go with the first, so that until then the status is open."""
 
@@ -72,6 +77,7 @@ class EventStream(Response):
     def __init__(
         self,
         produce: Callable[[EventSender], Coroutine[Any, Any, None]],
+        error_event: Callable[[ApiError], bytes],
         lifecycle: Lifecycle,
         metrics: GatewayMetrics,
         keep_alive_interval: float,
@@ -80,6 +86,7 @@ class EventStream(Response):
         """`deadline` is on the clock of time.monotonic()."""
         super().__init__()
         self._produce = produce
+        self._error_event = error_event
         self._lifecycle = lifecycle
         self._metrics = metrics
         self._interval = keep_alive_interval
@@ -114,4 +121,4 @@ class EventStream(Response):
         # closes the connection.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORD_SECONDS):
-                await sender.send(b"data: " + answer.body() + b"\n\n", more=False)
+                await sender.send(self._error_event(answer), more=False)

@@ -1,4 +1,4 @@
-"""Bodies of requests: every key is known, and honoured or refused by name. `null` is the same as leaving it out."""
+"""Bodies of requests: every key is honoured or refused by name; `null` is the same as leaving it out."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -34,4 +34,4 @@ class Strict(BaseModel):
 
 def refuse(name: str, message: str) -> PydanticCustomError:
     """An error of a check over several keys, about the one called `name`."""
-    return PydanticCustomError("refused", message.replace("{", "{{").replace("}", "}}"), {"name": name})  # type: ignore[arg-type]
+    return PydanticCustomError("refused", message.replace("{", "{{").replace("}", "}}"), {"name": name})

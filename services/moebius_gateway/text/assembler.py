@@ -13,7 +13,7 @@ from moebius_gateway.text.parsing.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from moebius_gateway.text.parsing.parser import AnswerParser
+from moebius_gateway.text.parsing.stream import StreamParser
 from moebius_gateway.text.stop import StopMatcher
 from moebius_gateway.text.token_bytes import TokenBytes
 from moebius_gateway.types import FinishReason, TokenLogprobs, Tokens
@@ -56,7 +56,7 @@ class AnswerAssembler:
         stops: Sequence[str] = (),
         stop_token_ids: Collection[int] = (),
         min_tokens: int = 0,
-        parser: AnswerParser | None = None,
+        parser: StreamParser | None = None,
         *,
         one_call: bool = False,
     ) -> None:
@@ -96,7 +96,9 @@ class AnswerAssembler:
             return self._deliver(events, None, everything=False)
         ended = self._take(self._detokenizer.flush(), events)
         if not ended and self._parser is not None:
-            ended = self._accept(self._parser.finish(), events)
+            ended = self._accept(
+                self._parser.finish(truncated=tokens.finish_reason is FinishReason.LENGTH), events
+            )
         if ended:
             return self._deliver(events, FinishReason.STOP, everything=False)
         self._emit(ContentDelta(self._stop.flush()), events)
@@ -109,7 +111,7 @@ class AnswerAssembler:
         if self._parser is None:
             self._read += len(text)
             return self._say(text, events)
-        return self._accept(self._parser.push(text), events)
+        return self._accept(self._parser.feed(text), events)
 
     def _accept(self, parsed: Sequence[Event], events: list[Event]) -> bool:
         for event in parsed:
@@ -139,7 +141,7 @@ class AnswerAssembler:
         size = _size(event)
         self._delivered += size
         match event, events[-1] if events else None:
-            case (ContentDelta() | ReasoningDelta() | ToolCallArguments()), _ if not size:
+            case ((ContentDelta() | ReasoningDelta() | ToolCallArguments()), _) if not size:
                 return
             case ContentDelta(text), ContentDelta(before):
                 events[-1] = ContentDelta(before + text)

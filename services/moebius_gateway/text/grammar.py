@@ -1,4 +1,4 @@
-"""What an answer must spell: grammars for the llguidance library, written and checked before a request is admitted.
+"""What an answer must spell: grammars for llguidance, written and checked before a request is admitted.
 
 The gateway composes one grammar of all that an answer must keep to (reasoning first, then calls, then a
 schema); the worker's sampler enforces it and knows nothing of what it is made of.
@@ -132,4 +132,7 @@ def _children(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         for key in keys:
             for name, child in members(schema.get(key)):
                 if isinstance(child, dict):
-                    yield (f".{key}" + (f"[{name}]" if isinstance(name, int) else f".{name}" if name else "")), child
+                    yield (
+                        (f".{key}" + (f"[{name}]" if isinstance(name, int) else f".{name}" if name else "")),
+                        child,
+                    )

@@ -21,7 +21,9 @@ class MessageWriter:
         self._knows_developer = "developer" in source
         self._short_ids = SHORT_ID.search(source) is not None
         # Where the template looks for an assistant's reasoning.
-        self._reasoning_keys = [key for key in ("reasoning_content", "reasoning", "thinking") if key in source]
+        self._reasoning_keys = [
+            key for key in ("reasoning_content", "reasoning", "thinking") if key in source
+        ]
 
     def spellings(self, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
         """Ways to write them, the usual one first; each next is for templates that refuse the one before."""

@@ -1,14 +1,19 @@
 """The text side of one model, made of its tokenizer's files."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from tokenizers import Tokenizer
 
+from moebius_gateway.text.assembler import AnswerAssembler
+from moebius_gateway.text.conversation import Conversation, Tool
 from moebius_gateway.text.errors import PromptError, TextError
+from moebius_gateway.text.parsing.registry import detect, opens_reasoning, spelt_tokens
+from moebius_gateway.text.parsing.spec import Channel, ParserSpec
+from moebius_gateway.text.parsing.stream import parser_for
 from moebius_gateway.text.template import ChatTemplate
 from moebius_gateway.text.token_bytes import TokenBytes
 
@@ -27,8 +32,25 @@ class SamplingDefaults:
     repetition_penalty: float = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """Token ids, and what reading the answer needs to know.
+
+    `chat`: the answer has a format, and is not just text. `in_reasoning`: the prompt ends inside of
+    reasoning. `tools`: those that were offered.
+    """
+
+    ids: tuple[int, ...]
+    chat: bool = False
+    in_reasoning: bool = False
+    tools: tuple[Tool, ...] = ()
+
+
 class TextModel:
-    """Tokenizer, chat template and sampling defaults of a model. Immutable; can be used from any thread."""
+    """Tokenizer, chat template, answer format and sampling defaults of a model.
+
+    Immutable; can be used from any thread.
+    """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         """`files`: name to content, as a worker serves them. Raises `TextError`, naming the file."""
@@ -42,35 +64,64 @@ class TextModel:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.token_bytes = TokenBytes(self._tokenizer)
+        # Text to id.
+        self.special_tokens = self.token_bytes.special()
         source = _template_source(files, config)
         self._template = None if source is None else ChatTemplate(source, _special_tokens(config))
+        self.spec = detect(source or "", {}, self.special_tokens)
+        self._chat_bytes = TokenBytes(self._tokenizer, spelt_tokens(self.spec, self.special_tokens))
         self.defaults = _sampling_defaults(_json_object(files, "generation_config.json"))
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Token ids of the prompt that asks for the answer to `messages`. Raises `PromptError`."""
-        if sum(len(message["content"]) for message in messages) > INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._encode_chat, messages)
-        return self._encode_chat(messages)
+    async def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
+        """The prompt that asks for the answer. Raises `PromptError`."""
+        if conversation.characters() > INLINE_CHARACTERS:
+            return await asyncio.to_thread(self._encode_chat, conversation)
+        return self._encode_chat(conversation)
 
-    async def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Token ids of plain prompts, with what the tokenizer puts at the beginning of a text."""
+    async def encode(self, texts: Sequence[str], *, special: bool = True) -> list[tuple[int, ...]]:
+        """Token ids of plain prompts. `special`: with what the tokenizer puts at the beginning of a text."""
         if sum(map(len, texts)) > INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._encode, texts, True)
-        return self._encode(texts, True)
+            return await asyncio.to_thread(self._encode, texts, special)
+        return self._encode(texts, special)
 
     def special_token_id(self, text: str) -> int | None:
         """The id of the special token that is spelt `text`; None if there is none."""
         token_id = self._tokenizer.token_to_id(text)
         return token_id if token_id is not None and self.token_bytes.is_special(token_id) else None
 
-    def _encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special ones spelt out."""
+        return b"".join(map(self.token_bytes.spelling, ids)).decode("utf-8", "replace")
+
+    def assembler(
+        self,
+        prompt: EncodedPrompt,
+        stops: Sequence[str] = (),
+        stop_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+        *,
+        one_call: bool = False,
+    ) -> AnswerAssembler:
+        """What makes the answer to `prompt` of its tokens."""
+        if not prompt.chat:
+            return AnswerAssembler(self.token_bytes, stops, stop_token_ids, min_tokens)
+        tools = {tool.name: tool.parameters for tool in prompt.tools}
+        parser = parser_for(self.spec, tools, started_in_reasoning=prompt.in_reasoning)
+        return AnswerAssembler(self._chat_bytes, stops, stop_token_ids, min_tokens, parser, one_call=one_call)
+
+    def _encode_chat(self, conversation: Conversation) -> EncodedPrompt:
         if self._template is None:
             raise PromptError(
                 "this model has no chat template: use /v1/completions, or add chat_template.jinja"
             )
+        if conversation.tools and not _writes_calls(self.spec):
+            raise PromptError("it is not known how this model writes tool calls", "tools")
+        text = self._template.render(conversation)
         # The template writes all special tokens itself.
-        [ids] = self._encode([self._template.render(messages)], False)
-        return ids
+        [ids] = self._encode([text], False)
+        return EncodedPrompt(
+            ids, chat=True, in_reasoning=opens_reasoning(self.spec, text), tools=conversation.tools
+        )
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[int, ...]]:
         # Unlike the call for one text, this one lets other threads run, and computes no offsets.
@@ -113,3 +164,8 @@ def _sampling_defaults(config: Mapping[str, Any]) -> SamplingDefaults:
         if type(value) is not int and (type(value) is not float or name == "top_k"):
             raise TextError(f"generation_config.json: {name} is {value!r}")
     return SamplingDefaults(**given)
+
+
+def _writes_calls(spec: ParserSpec) -> bool:
+    forms = [*spec.start, *(form for rule in spec.rules for form in rule.forms)]
+    return any(not isinstance(form, Channel) for form in forms)

@@ -26,6 +26,8 @@ EFFORT = "reasoning_effort"
 USUAL_EFFORTS = frozenset({"low", "medium", "high"})
 # Variables that turn reasoning on and off.
 SWITCHES = ("enable_thinking", "thinking")
+# Without one of these in its template a model was not trained to reason.
+SIGNS_OF_REASONING = ("<think>", "[THINK]", "<|channel|>", "<|channel>", "reasoning", EFFORT)
 
 
 class ChatTemplate:
@@ -55,7 +57,9 @@ class ChatTemplate:
         """The prompt, up to where the assistant's answer begins. Raises `PromptError`."""
         if conversation.tools and not self._takes_tools:
             raise PromptError("this model's chat template has no place for tools", "tools")
-        variables = self._special_tokens | self._reasoning(conversation) | self._client_variables(conversation)
+        variables = (
+            self._special_tokens | self._reasoning(conversation) | self._client_variables(conversation)
+        )
         first: PromptError | None = None
         for messages in self._writer.spellings(conversation.messages):
             try:
@@ -81,7 +85,11 @@ class ChatTemplate:
         ]
         try:
             return self._template.render(
-                messages=messages, tools=tools or None, documents=None, add_generation_prompt=True, **variables
+                messages=messages,
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=True,
+                **variables,
             )
         except jinja2.TemplateError as error:
             raise PromptError(
@@ -123,6 +131,8 @@ class ChatTemplate:
                 if not self._mentions("none"):
                     raise PromptError("this model's reasoning cannot be turned off", "thinking")
                 variables[EFFORT] = "none"
+            elif thinking and not any(sign in self.source for sign in SIGNS_OF_REASONING):
+                raise PromptError("this model does not reason", "thinking")
         return variables
 
     def _mentions(self, word: str) -> bool:

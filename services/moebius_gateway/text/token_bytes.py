@@ -6,7 +6,7 @@ SentencePiece does at the start of a text), since what a model generates always 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -19,10 +19,14 @@ SENTENCEPIECE = {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
 class TokenBytes(dict[int, bytes]):
     """Maps each token id to its bytes, found on first use. Special and unknown ids say nothing: b""."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises `TextError` for a decoder that is neither byte-level nor SentencePiece's."""
+    def __init__(self, tokenizer: Tokenizer, visible: Collection[str] = ()) -> None:
+        """Special tokens of `visible` do say something: themselves.
+
+        Raises `TextError` for a decoder that is neither byte-level nor SentencePiece's.
+        """
         super().__init__()
         self._tokenizer = tokenizer
+        self._visible = visible
         self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         state = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None
         decoders = list(_leaves(state)) if state else []
@@ -34,9 +38,15 @@ class TokenBytes(dict[int, bytes]):
         self._replacements = [] if self._byte_level else [pair for d in decoders if (pair := _replacement(d))]
 
     def __missing__(self, token_id: int) -> bytes:
-        data = b"" if token_id in self._special else self.spelling(token_id)
+        data = self.spelling(token_id)
+        if token_id in self._special and data.decode() not in self._visible:
+            data = b""
         self[token_id] = data
         return data
+
+    def special(self) -> dict[str, int]:
+        """Special tokens' ids by their text."""
+        return {self.spelling(token_id).decode(): token_id for token_id in self._special}
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special

@@ -65,6 +65,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
     checkpoint = open_checkpoint(settings.model, progress=progress)
     progress("starting PyTorch", 0, 0)
     # Late, so that a checkpoint that is not there is reported at once.
+    from moebius_worker.engine.cache.layout import CacheLayout
     from moebius_worker.engine.faults import FaultInjector
     from moebius_worker.engine.loop import EngineLoop
     from moebius_worker.engine.runner import ModelRunner, RunnerOptions
@@ -82,8 +83,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
     )
     runner = ModelRunner.load(checkpoint, options, progress)
     config = SchedulerConfig(
-        page_size=runner.page_size,
-        num_pages=runner.num_pages,
+        CacheLayout(page_size=runner.page_size, num_pages=runner.num_pages),
         max_running=settings.max_running,
         max_step_tokens=runner.max_step_tokens,
         max_model_len=runner.max_model_len,

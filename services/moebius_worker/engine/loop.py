@@ -75,7 +75,8 @@ class EngineLoop:
         while True:
             for frame in self._pipe.receive(0 if busy else HEARTBEAT_SECONDS):
                 self._take(frame)
-            plan = self._scheduler.schedule()
+            plan = self._scheduler.schedule(time.monotonic())
+            self._refusals += [_refused(handle, rejected) for handle, rejected in plan.refused]
             busy = bool(plan.slices)
             if busy:
                 self._step(plan)

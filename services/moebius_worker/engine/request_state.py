@@ -12,8 +12,8 @@ class RequestState:
     """A request that is waiting, running, or cancelled while a step with it is under way."""
 
     request: Request
-    # Its place in the order of requests: one with a smaller number goes first and is preempted last.
-    rank: int
+    # Its place in the order of requests: one with a smaller rank goes first and is preempted last.
+    rank: tuple[int, int]
     # Prompt and output together end with LENGTH at so many tokens.
     limit: int
     table: BlockTable
@@ -67,23 +67,24 @@ class RequestState:
 
     def advance_to(self, position: int) -> None:
         self.computed = position
-        self.reached = max(self.reached, position)
+        if position > self.reached:
+            self.reached = position
 
     def accept(self, sampled: Sequence[int]) -> Output:
         """Appends `sampled` up to the token that ends the request; those after it are dropped."""
+        request, tokens, outputs = self.request, self.tokens, self.outputs
         finish: Finish | None = None
-        accepted: list[int] = []
+        count = 0
         for token in sampled:
-            stoppable = len(self.outputs) >= self.request.min_tokens
-            self.tokens.append(token)
-            self.outputs.append(token)
-            accepted.append(token)
-            if stoppable and token in self.request.stop_token_ids:
+            count += 1
+            tokens.append(token)
+            outputs.append(token)
+            if token in request.stop_token_ids and len(outputs) > request.min_tokens:
                 finish = Finish.STOP
-            elif len(self.tokens) >= self.limit:
+                break
+            if len(tokens) >= self.limit:
                 finish = Finish.LENGTH
-            if finish is not None:
                 break
         cached_tokens = 0 if self._reported else self.cached_tokens
         self._reported = True
-        return Output(self.request.handle, tuple(accepted), finish, cached_tokens)
+        return Output(request.handle, tuple(sampled[:count]), finish, cached_tokens)

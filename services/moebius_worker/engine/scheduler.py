@@ -33,7 +33,7 @@ from operator import attrgetter
 from moebius_worker.engine.cache.manager import KVCache
 from moebius_worker.engine.limits import SchedulerConfig, check_request
 from moebius_worker.engine.request_state import RequestState
-from moebius_worker.engine.snapshots import chunk_end, snapshot_interval, wants_snapshot
+from moebius_worker.engine.snapshots import is_stop, next_stop, snapshot_interval
 from moebius_worker.engine.step_budget import share_budget
 from moebius_worker.engine.types import Output, Rejected, Request, SchedulerStats, Slice, StepPlan
 
@@ -68,9 +68,6 @@ class Scheduler:
         self._step_tokens = config.step_tokens
         self._page_size = config.layout.page_size
         self._has_states = config.layout.state_slots > 0
-        # A prefill looks for what others have computed meanwhile in so many of its next pages: as far as the
-        # distance from one of their snapshots to the next.
-        self._patience = -(-max(config.snapshot_interval, config.step_tokens) // self._page_size) + 1
         self._cache = KVCache(config.layout)
         self._requests: dict[int, RequestState] = {}
         # Both in the order of their ranks.
@@ -98,9 +95,10 @@ class Scheduler:
         free_places = max(0, self._places - len(self._running))
         if len(self._waiting) >= config.max_waiting + free_places:
             raise Rejected("OVERLOADED", f"{len(self._waiting)} requests are waiting: try again later")
+        arrival = next(self._arrivals)
         state = RequestState(
             request=request,
-            rank=next(self._arrivals) + request.priority * (config.max_waiting + config.max_running),
+            rank=(arrival + request.priority * (config.max_waiting + config.max_running), arrival),
             limit=min(request.prompt_len + request.max_tokens, config.max_length),
             table=self._cache.new_table(),
         )
@@ -184,17 +182,18 @@ class Scheduler:
                 if state and not state.cancelled:
                     raise ValueError(f"no token was sampled for request {piece.handle}")
         outputs: list[Output] = []
-        for piece in plan.slices:
-            state = in_step.pop(piece.handle, None)
+        commit = self._cache.commit
+        for handle, token_ids, start, _, sample, _, _ in plan.slices:
+            state = in_step.pop(handle, None)
             if state is None:
                 continue
-            end = piece.end
+            end = start + len(token_ids)
             state.advance_to(end)
-            self._cache.commit(state.table, state.tokens, end)
+            commit(state.table, state.tokens, end)
             if state.cancelled:
                 self._forget(state)
-            elif piece.sample:
-                output = state.accept(sampled[piece.handle])
+            elif sample:
+                output = state.accept(sampled[handle])
                 outputs.append(output)
                 if output.finish is not None:
                     self._withdraw(state)
@@ -266,11 +265,10 @@ class Scheduler:
         state.last_step = self._steps
         insort(self._running, state, key=attrgetter("rank"))
         self._cache.start(state.table)
-        if self._has_states:
-            length, size = len(state.tokens), self._page_size
-            spare = self._config.layout.state_slots - self._places
-            state.interval = snapshot_interval(self._config.snapshot_interval, size, length, spare)
-            state.last_mark = (length - 1) // size * size
+        length, size = len(state.tokens), self._page_size
+        spare = self._config.layout.state_slots - self._places
+        state.interval = snapshot_interval(self._config.snapshot_interval, size, length, spare)
+        state.last_mark = (length - 1) // size * size
         self._reuse(state)
 
     def _reuse(self, state: RequestState, patience: int | None = None) -> None:
@@ -303,8 +301,6 @@ class Scheduler:
             if grant and state.running:
                 computed = state.computed
                 end = computed + grant
-                if self._has_states:
-                    end = chunk_end(computed, end, state.marks, state.interval)
                 if end > len(state.table.pages) * page_size:
                     end = min(end, self._make_room(state))
                     self._cache.grow(state.table, end)
@@ -318,8 +314,9 @@ class Scheduler:
             return share_budget(self._step_tokens, pending)
         for index, state in enumerate(batch):
             if pending[index] > 1:
-                self._reuse(state, self._patience)
-                pending[index] = state.pending
+                self._reuse(state, state.interval // self._page_size + 1)
+                stop = next_stop(state.computed, state.marks, state.interval) if self._has_states else None
+                pending[index] = state.pending if stop is None else min(state.pending, stop - state.computed)
         if 1 not in pending:
             return share_budget(self._step_tokens, pending)
         starts = [state.computed for state in batch]
@@ -344,7 +341,7 @@ class Scheduler:
         self._in_step[handle] = state
         step = None
         if self._has_states:
-            save = wants_snapshot(end, state.marks, state.interval)
+            save = is_stop(end, state.marks, state.interval)
             step = self._cache.state_step(table, save=save)
         return Slice(
             handle,

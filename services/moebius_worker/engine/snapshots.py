@@ -1,9 +1,7 @@
 """Where a prefill stops for a snapshot of what its linear-attention layers know.
 
-There are places where it must stop: `marks`, which are the end of the last full page of its text, where the
-next turn of a conversation goes on, and the page at which it leaves a text that others have gone on from.
-And there are places where it had better stop, if it does not go on to one of those: the multiples of an
-interval.
+It stops at its *marks*: the end of the last full page of its text, where the next turn of a conversation goes
+on, and the page at which it leaves a text that others have gone on from; and at the multiples of an interval.
 """
 
 from collections.abc import Collection
@@ -19,18 +17,13 @@ def snapshot_interval(interval: int, page_size: int, length: int, spare_slots: i
     return -(-interval // page_size) * page_size
 
 
-def chunk_end(start: int, end: int, marks: Collection[int], interval: int) -> int:
-    """Where a chunk that begins at `start` and may reach `end` ends."""
-    ahead = [mark for mark in marks if mark > start]
+def next_stop(position: int, marks: Collection[int], interval: int) -> int | None:
+    """Where a prefill that goes on from `position` stops next; None after the last mark."""
+    ahead = [mark for mark in marks if mark > position]
     if not ahead:
-        # All that follows is decoding.
-        return end
-    if end >= min(ahead):
-        return min(ahead)
-    aligned = end // interval * interval
-    return aligned if aligned > start else end
+        return None
+    return min(*ahead, (position // interval + 1) * interval)
 
 
-def wants_snapshot(end: int, marks: Collection[int], interval: int) -> bool:
-    """Whether a chunk that ends at `end` leaves a snapshot."""
-    return end in marks or (end % interval == 0 and end < max(marks, default=0))
+def is_stop(position: int, marks: Collection[int], interval: int) -> bool:
+    return position in marks or (position % interval == 0 and position < max(marks))

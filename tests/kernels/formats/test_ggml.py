@@ -11,9 +11,12 @@ from gguf import GGMLQuantizationType as Type
 from moebius_kernels.formats.format import FormatError, StoredMatrix
 from moebius_kernels.formats.ggml import GGML_TYPES, Ggml
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TYPES = sorted(GGML_TYPES)
 # `gguf` cannot decode it.
 IN_GGUF = [type_ for type_ in TYPES if type_ != Type.Q1_0]
+# libgguf makes tables for seconds before it quantises to these.
+SLOW = (Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S)
 # Where a block has fp16 numbers, in bytes; random bytes there would be infinite or none.
 HALVES = {
     Type.Q4_0: (0,),
@@ -39,7 +42,7 @@ HALVES = {
 def stored(type_: Type, data: np.ndarray) -> StoredMatrix:
     block, block_bytes = GGML_QUANT_SIZES[type_]
     shape = (*data.shape[:-1], data.shape[-1] // block_bytes * block)
-    return StoredMatrix(Ggml(type_), shape, {"data": torch.from_numpy(data)})
+    return StoredMatrix(Ggml(type_), shape, {"data": torch.from_numpy(data).to(DEVICE)})
 
 
 def random_bytes(type_: Type, rows: int, blocks: int) -> np.ndarray:
@@ -59,12 +62,11 @@ def random_bytes(type_: Type, rows: int, blocks: int) -> np.ndarray:
 
 def quantised(type_: Type, rows: int, columns: int) -> np.ndarray:
     values = np.random.default_rng(1).standard_normal((rows, columns)).astype(np.float32)
-    importance = np.ones(columns, np.float32) if libgguf.quantize_requires_imatrix(type_) else None
-    return libgguf.quantize_rows(values, type_, imatrix=importance)
+    return libgguf.quantize_rows(values, type_)
 
 
 def equal(ours: torch.Tensor, theirs: np.ndarray) -> None:
-    np.testing.assert_array_equal(ours.numpy(), theirs.astype(np.float32).reshape(ours.shape))
+    np.testing.assert_array_equal(ours.cpu().numpy(), theirs.astype(np.float32).reshape(ours.shape))
 
 
 def test_every_block_type_of_the_package_that_weights_have_is_known():
@@ -81,8 +83,7 @@ def test_random_bytes_have_ggufs_values(type_: Type):
 
 @pytest.mark.parametrize("type_", TYPES, ids=lambda type_: type_.name)
 def test_llama_cpps_blocks_have_llama_cpps_values(type_: Type):
-    block = GGML_QUANT_SIZES[type_][0]
-    data = quantised(type_, rows=4, columns=2 * max(block, 256))
+    data = random_bytes(type_, rows=4, blocks=2) if type_ in SLOW else quantised(type_, rows=4, columns=512)
     equal(stored(type_, data).dequantize(), libgguf.dequantize_rows(data, type_))
 
 
@@ -101,11 +102,12 @@ def test_columns_are_cut_at_blocks_alone():
     with pytest.raises(FormatError, match="shares data among 256 columns"):
         matrix.narrow_columns(128, 256)
     with pytest.raises(FormatError, match="multiples of 256 columns, not 300"):
-        StoredMatrix.empty(Ggml(Type.Q4_K), (2, 300), torch.device("cpu"))
+        StoredMatrix.empty(Ggml(Type.Q4_K), (2, 300), DEVICE)
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 127, 254, 255])
 def test_the_smallest_and_largest_powers_of_mxfp4(exponent: int):
     data = np.full((1, 17), 0x71, np.uint8)
     data[0, 0] = exponent
-    equal(stored(Type.MXFP4, data).dequantize(), gguf.dequantize(data, Type.MXFP4))
+    with np.errstate(over="ignore"):
+        equal(stored(Type.MXFP4, data).dequantize(), gguf.dequantize(data, Type.MXFP4))

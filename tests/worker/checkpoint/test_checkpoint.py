@@ -13,7 +13,7 @@ from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoin
 from moebius_worker.checkpoint.quantization import quantization_name
 from moebius_worker.checkpoint.tokenizer import tokenizer_files, tokenizer_hash
 from tests.tiny import CHAT_TEMPLATE, CORPUS, write_checkpoint, write_tokenizer
-from tests.worker.checkpoint.gguf.files import write_llama_gguf
+from tests.worker.checkpoint.gguf_files import write_llama_gguf
 
 CONFIG = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.gguf.file import read_gguf
-from tests.worker.checkpoint.gguf.files import Type, write_gguf
+from tests.worker.checkpoint.gguf_files import Type, write_gguf
 
 TENSORS = {
     "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -114,18 +114,53 @@ def test_an_absurd_count_ends_in_an_error_and_not_in_memory(file: Path) -> None:
         read_gguf(file)
 
 
-def test_shards_are_read_as_one_model(tmp_path: Path) -> None:
+@pytest.fixture
+def shards(tmp_path: Path) -> list[Path]:
     write_gguf(tmp_path / "m.gguf", {"llama.block_count": 2}, TENSORS, types, split_max_tensors=1)
-    first = tmp_path / "m-00001-of-00003.gguf"
-    model = read_gguf(first)
+    return [tmp_path / f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_shards_are_read_as_one_model_whichever_is_given(shards: list[Path], given: int) -> None:
+    model = read_gguf(shards[given])
     assert sorted(model.tensors) == sorted(TENSORS)
-    assert {tensor.file.name for tensor in model.tensors.values()} == {
-        f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)
-    }
+    assert {tensor.file for tensor in model.tensors.values()} == set(shards)
     assert model.metadata["llama.block_count"] == 2
 
-    with pytest.raises(CheckpointError, match="Give the first"):
-        read_gguf(tmp_path / "m-00002-of-00003.gguf")
-    (tmp_path / "m-00003-of-00003.gguf").unlink()
-    with pytest.raises(CheckpointError, match=r"lacks its further shards m-00003-of-00003\.gguf"):
-        read_gguf(first)
+
+def test_missing_shards_are_named(shards: list[Path]) -> None:
+    shards[0].unlink()
+    shards[2].unlink()
+    with pytest.raises(CheckpointError, match=r"shards m-00001-of-00003\.gguf, m-00003-of-00003\.gguf next"):
+        read_gguf(shards[1])
+
+
+def test_a_shard_that_lost_its_name_is_refused(shards: list[Path]) -> None:
+    renamed = shards[0].rename(shards[0].with_name("model.gguf"))
+    with pytest.raises(CheckpointError, match=r"one of the 3 .* must be named NAME-00001-of-00003\.gguf"):
+        read_gguf(renamed)
+
+
+def test_shards_of_other_models_are_refused(shards: list[Path], tmp_path: Path) -> None:
+    content = shards[1].read_bytes()
+    shards[1].write_bytes(shards[2].read_bytes())
+    with pytest.raises(CheckpointError, match=r"m-00002-of-00003\.gguf says that it is shard 2 "):
+        read_gguf(shards[0])
+
+    shards[1].write_bytes(content.replace(b"b.weight", b"a.weight"))
+    with pytest.raises(CheckpointError, match=r"a\.weight is both in .*00001.* and in .*00002"):
+        read_gguf(shards[0])
+
+    shards[1].write_bytes(content)
+    first = shards[0].read_bytes()
+    key = b"split.tensors.count"
+    position = first.index(key) + len(key) + 4
+    shards[0].write_bytes(first[:position] + struct.pack("<I", 4) + first[position + 4 :])
+    with pytest.raises(CheckpointError, match="3 shards hold 4 tensors, but they hold 3"):
+        read_gguf(shards[2])
+
+
+def test_an_odd_alignment_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {"general.alignment": 12}, TENSORS, types)
+    with pytest.raises(CheckpointError, match="alignment is 12"):
+        read_gguf(path)

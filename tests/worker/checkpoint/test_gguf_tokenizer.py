@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from moebius_worker.checkpoint.gguf import tokenizer as gguf_tokenizer
 from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.gguf import tokenizer as gguf_tokenizer
 from moebius_worker.checkpoint.gguf.file import read_gguf
 from moebius_worker.checkpoint.gguf.tokenizer import gguf_tokenizer_files
 from moebius_worker.demo import dense_demo_model
 from tests.tiny import CORPUS
-from tests.worker.checkpoint.gguf.files import byte_level_metadata, write_gguf
+from tests.worker.checkpoint.gguf_files import byte_level_metadata, write_gguf
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

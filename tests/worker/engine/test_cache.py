@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.cache.manager import KVCache
 from moebius_worker.engine.cache.pages import PagePool
 from tests.worker.engine.scheduler_world import audit_cache, nodes
@@ -34,7 +35,7 @@ def test_pool_gives_each_page_once_and_takes_it_back_once():
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_pages_are_taken_whole_and_as_needed(page_size):
-    cache = KVCache(8, page_size)
+    cache = KVCache(CacheLayout(page_size=page_size, num_pages=8))
     table = cache.new_table()
     cache.grow(table, 1)
     assert len(table.pages) == 1
@@ -49,7 +50,7 @@ def test_pages_are_taken_whole_and_as_needed(page_size):
 
 
 def test_full_pages_are_found_again_and_the_last_token_never_is():
-    cache = KVCache(8, 4)
+    cache = KVCache(CacheLayout(page_size=4, num_pages=8))
     cache.release(filled(cache, [1, 2, 3, 4, 5, 6, 7, 8, 9]))
     assert cache.stats().pages_cached == 2
 
@@ -71,7 +72,7 @@ def test_full_pages_are_found_again_and_the_last_token_never_is():
 
 
 def test_a_partial_page_is_never_shared():
-    cache = KVCache(8, 4)
+    cache = KVCache(CacheLayout(page_size=4, num_pages=8))
     first = filled(cache, [1, 2, 3, 4, 5, 6])
     second = filled(cache, [1, 2, 3, 4, 5, 6])
     assert first.pages[0] == second.pages[0]
@@ -81,7 +82,7 @@ def test_a_partial_page_is_never_shared():
 
 def test_twins_end_up_on_the_same_pages():
     """Two requests that compute the same text at the same time: who is second gives up its page."""
-    cache = KVCache(8, 4)
+    cache = KVCache(CacheLayout(page_size=4, num_pages=8))
     text = [1, 2, 3, 4, 5, 6, 7, 8]
     twins = [cache.new_table(), cache.new_table()]
     for table in twins:
@@ -99,7 +100,7 @@ def test_twins_end_up_on_the_same_pages():
 
 
 def test_a_prefill_goes_on_with_what_another_has_computed():
-    cache = KVCache(8, 4)
+    cache = KVCache(CacheLayout(page_size=4, num_pages=8))
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     slow = cache.new_table()
     cache.grow(slow, 2)
@@ -110,7 +111,7 @@ def test_a_prefill_goes_on_with_what_another_has_computed():
 
 
 def test_need_counts_what_cannot_be_shared():
-    cache = KVCache(8, 4)
+    cache = KVCache(CacheLayout(page_size=4, num_pages=8))
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert cache.need(text) == 3
     table = filled(cache, text)
@@ -128,7 +129,7 @@ def test_need_counts_what_cannot_be_shared():
 
 
 def test_what_was_idle_for_longest_is_evicted_leaf_first():
-    cache = KVCache(6, 2)
+    cache = KVCache(CacheLayout(page_size=2, num_pages=6))
     old = [1, 1, 2, 2, 3, 3]
     new = [4, 4, 5, 5, 6, 6]
     cache.release(filled(cache, old))
@@ -149,7 +150,7 @@ def test_what_was_idle_for_longest_is_evicted_leaf_first():
 
 
 def test_pages_in_use_are_never_evicted():
-    cache = KVCache(4, 2)
+    cache = KVCache(CacheLayout(page_size=2, num_pages=4))
     reader = filled(cache, [1, 1, 2, 2])
     other = cache.new_table()
     assert cache.room(other) == 4
@@ -161,7 +162,7 @@ def test_pages_in_use_are_never_evicted():
 
 def test_a_cached_page_pins_its_own_tokens_only():
     """Many short prefixes of long prompts: what the tree keeps does not grow with the prompts."""
-    cache = KVCache(200, 16)
+    cache = KVCache(CacheLayout(page_size=16, num_pages=200))
     gc.collect()
     tracemalloc.start()
     try:
@@ -182,7 +183,7 @@ def test_a_cached_page_pins_its_own_tokens_only():
 
 
 def test_memory_is_bounded_by_the_pages_whatever_passes_through():
-    cache = KVCache(50, 4)
+    cache = KVCache(CacheLayout(page_size=4, num_pages=50))
     for index in range(500):
         cache.release(filled(cache, [index] * 40))
         assert len(nodes(cache)) <= 50

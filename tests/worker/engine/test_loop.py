@@ -13,6 +13,7 @@ import torch
 from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.engine import loop as loop_module
+from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.faults import FaultInjector
 from moebius_worker.engine.loop import MAX_RAISES, EngineLoop
@@ -31,7 +32,7 @@ TRIGGER = 40
 # A slice that holds this is faulty, whatever its logits are.
 FAULTY = 41
 CONFIG = SchedulerConfig(
-    page_size=4, num_pages=16, max_running=4, max_step_tokens=16, max_model_len=128, max_waiting=4
+    CacheLayout(page_size=4, num_pages=16), max_running=4, max_step_tokens=16, max_model_len=128, max_waiting=4
 )
 
 

@@ -18,9 +18,9 @@ def test_readers_are_counted_along_the_path():
     tree.release_path(fork)
     assert (first.readers, second.readers, fork.readers) == (1, 1, 0)
     assert tree.idle == 1
-    assert tree.evict() == 12
+    assert tree.evict().page == 12
     tree.release_path(second)
-    assert [tree.evict(), tree.evict()] == [11, 10]
+    assert [tree.evict().page, tree.evict().page] == [11, 10]
     with pytest.raises(KeyError):
         tree.evict()
     assert not tree.root.children
@@ -53,6 +53,6 @@ def test_a_node_is_not_evicted_before_its_children():
                 held.append(node)
         for node in held:
             tree.release_path(node)
-        evicted = [tree.evict() for _ in range(tree.idle)]
+        evicted = [tree.evict().page for _ in range(tree.idle)]
         assert len(set(evicted)) == len(evicted)
         assert not tree.root.children

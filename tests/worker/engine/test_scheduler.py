@@ -2,6 +2,7 @@
 
 import pytest
 
+from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.scheduler import Rejected, Scheduler, SchedulerConfig
 from moebius_worker.engine.types import Finish, StepPlan
 from tests.worker.engine.scheduler_world import STOP, World, config, expected_output, request
@@ -36,22 +37,22 @@ def test_prefill_then_decode_then_finish(page_size):
 def test_stop_token_ends_and_is_delivered():
     scheduler = Scheduler(config())
     scheduler.add(request(1, 5, max_tokens=10, stop=frozenset({7, 8})))
-    assert [o.finish for o in scheduler.complete(scheduler.schedule(), {1: [3]})] == [None]
-    (output,) = scheduler.complete(scheduler.schedule(), {1: [8]})
+    assert [o.finish for o in scheduler.complete(scheduler.schedule(0), {1: [3]})] == [None]
+    (output,) = scheduler.complete(scheduler.schedule(0), {1: [8]})
     assert (output.token_ids, output.finish) == ((8,), Finish.STOP)
 
 
 def test_stop_token_on_the_last_token_is_a_stop():
     scheduler = Scheduler(config())
     scheduler.add(request(1, 5, max_tokens=1, stop=STOP))
-    (output,) = scheduler.complete(scheduler.schedule(), {1: [0]})
+    (output,) = scheduler.complete(scheduler.schedule(0), {1: [0]})
     assert output.finish is Finish.STOP
 
 
 def test_below_min_tokens_a_stop_token_does_not_end():
     scheduler = Scheduler(config())
     scheduler.add(request(1, 5, max_tokens=10, min_tokens=2, stop=STOP))
-    finishes = [scheduler.complete(scheduler.schedule(), {1: [0]})[0].finish for _ in range(3)]
+    finishes = [scheduler.complete(scheduler.schedule(0), {1: [0]})[0].finish for _ in range(3)]
     assert finishes == [None, None, Finish.STOP]
 
 
@@ -97,22 +98,22 @@ def test_history_follows_the_output():
     asked = request(1, [5, 6, 7, 8], max_tokens=10, resumed=1)
     scheduler.add(asked)
     history = scheduler.history(1)
-    scheduler.complete(scheduler.schedule(), {1: [9]})
+    scheduler.complete(scheduler.schedule(0), {1: [9]})
     assert (history.prompt_ids, history.output_ids, history.request) == ((5, 6, 7), [8, 9], asked)
 
 
 def test_speculated_tokens_are_taken_to_the_first_end():
     scheduler = Scheduler(config())
     scheduler.add(request(1, 5, max_tokens=10, stop=STOP))
-    (output,) = scheduler.complete(scheduler.schedule(), {1: [3, 4]})
+    (output,) = scheduler.complete(scheduler.schedule(0), {1: [3, 4]})
     assert (output.token_ids, output.finish) == ((3, 4), None)
-    (piece,) = scheduler.schedule().slices
+    (piece,) = scheduler.schedule(0).slices
     assert (piece.start, piece.token_ids, piece.sample) == (5, (3, 4), True)
     (output,) = scheduler.complete(scheduler._plan, {1: [5, 0, 6]})
     assert (output.token_ids, output.finish) == ((5, 0), Finish.STOP)
 
     scheduler.add(request(2, 5, max_tokens=2))
-    (output,) = scheduler.complete(scheduler.schedule(), {2: [3, 4, 5]})
+    (output,) = scheduler.complete(scheduler.schedule(0), {2: [3, 4, 5]})
     assert (output.token_ids, output.finish) == ((3, 4), Finish.LENGTH)
 
 
@@ -172,7 +173,16 @@ def test_a_full_queue_refuses():
 
 
 @pytest.mark.parametrize(
-    "name", ["page_size", "num_pages", "max_running", "max_step_tokens", "max_model_len"]
+    "name",
+    [
+        "page_size",
+        "num_pages",
+        "max_running",
+        "max_step_tokens",
+        "max_model_len",
+        "snapshot_interval",
+        "keys_per_token",
+    ],
 )
 def test_settings_are_checked(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1"):
@@ -181,7 +191,7 @@ def test_settings_are_checked(name):
 
 def test_settings_of_the_queue_are_checked():
     with pytest.raises(ValueError, match="max_waiting must not be negative"):
-        SchedulerConfig(1, 1, 1, 1, 1, -1)
+        SchedulerConfig(CacheLayout(1, 1), 1, 1, 1, -1)
 
 
 # ---- batching ---------------------------------------------------------------------------------------
@@ -212,8 +222,8 @@ def test_a_long_prompt_does_not_stop_the_streams_nor_short_prompts():
     for _ in range(50):
         plan = world.step()
         assert {0, 1, 2, 3, 9} == set(plan.handles)
-        # The prefill has all the rest.
-        assert sum(len(piece.token_ids) for piece in plan.slices) == 16
+        # The prefill has all the rest, save what its attention costs.
+        assert sum(len(piece.token_ids) for piece in plan.slices) in (15, 16)
 
 
 def test_no_more_run_than_places():
@@ -277,9 +287,9 @@ def test_eight_requests_without_max_tokens_run_at_once():
 def test_one_step_at_a_time():
     scheduler = Scheduler(config())
     scheduler.add(request(1, 5))
-    plan = scheduler.schedule()
+    plan = scheduler.schedule(0)
     with pytest.raises(RuntimeError, match="not complete"):
-        scheduler.schedule()
+        scheduler.schedule(0)
     with pytest.raises(RuntimeError, match="not that of the last step"):
         scheduler.complete(StepPlan(plan.slices), {1: [2]})
     with pytest.raises(ValueError, match="no token was sampled for request 1"):
@@ -292,5 +302,5 @@ def test_one_step_at_a_time():
 
 def test_an_empty_plan_needs_no_completion():
     scheduler = Scheduler(config())
-    assert scheduler.schedule().slices == ()
-    assert scheduler.complete(scheduler.schedule(), {}) == []
+    assert scheduler.schedule(0).slices == ()
+    assert scheduler.complete(scheduler.schedule(0), {}) == []

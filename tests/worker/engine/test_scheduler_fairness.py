@@ -1,46 +1,86 @@
 """Nobody waits for ever: decode gaps, head of line, aging, quarantine."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from moebius_worker.engine.scheduler import Scheduler
+from moebius_worker.engine.types import Slice, StepPlan
 from tests.worker.engine.scheduler_world import World, config, request
 
 
-def test_decode_gap_during_a_prefill_of_100k_tokens():
-    """On a clock by which a step costs as much as it has tokens: streams slow down by 2 at most."""
-    scheduler = Scheduler(
-        config(page_size=16, num_pages=16_000, max_running=33, max_step_tokens=64, max_model_len=120_000)
-    )
-    streams = range(32)
-    for handle in streams:
-        scheduler.add(request(handle, 16, max_tokens=20_000))
+class Clock:
+    """A scheduler on a device whose steps take `a + b * tokens + c * attended keys` seconds."""
 
-    def step():
-        plan = scheduler.schedule()
-        scheduler.complete(plan, {piece.handle: [5] for piece in plan.slices if piece.sample})
+    def __init__(self, a: float, b: float, c: float, **settings: int) -> None:
+        self.costs = a, b, c
+        self.now = 0.0
+        self.scheduler = Scheduler(config(page_size=16, num_pages=40_000, max_model_len=120_000, **settings))
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule(self.now)
+        self.now += self.seconds(plan.slices)
+        self.scheduler.complete(plan, {piece.handle: [5] for piece in plan.slices if piece.sample})
         return plan
 
-    while any(len(piece.token_ids) > 1 for piece in step().slices):
-        pass
-    quiet = sum(len(piece.token_ids) for piece in step().slices)
-    assert quiet == 32
+    def seconds(self, slices: Sequence[Slice]) -> float:
+        a, b, c = self.costs
+        for piece in slices:
+            rows = len(piece.token_ids)
+            a += b * rows + c * (rows * piece.start + rows * (rows + 1) / 2)
+        return a
 
-    scheduler.add(request(99, 100_000, max_tokens=1))
-    clock, worst, last = 0, 0, dict.fromkeys(streams, 0)
-    chunks = 0
-    while True:
-        plan = step()
-        clock += sum(len(piece.token_ids) for piece in plan.slices)
-        for handle in plan.handles:
-            if handle in last:
-                worst = max(worst, clock - last[handle])
-                last[handle] = clock
-        if 99 not in plan.handles:
-            break
-        chunks += 1
-    assert worst <= 2 * quiet
-    # And the prefill has all that the streams leave.
-    assert chunks == 100_000 // 32
+
+# `a` is the time to read the weights, after which tokens cost arithmetic alone. The last device has no `a`.
+DEVICES = {
+    "gpu": ((20e-3, 10e-6, 10e-6 / 8192), {"max_step_tokens": 2048}),
+    "costly attention": ((20e-3, 10e-6, 10e-6 / 1000), {"max_step_tokens": 2000, "keys_per_token": 1000}),
+    "no attention": ((0.0, 1.0, 0.0), {"max_step_tokens": 64, "keys_per_token": 10**9}),
+}
+
+
+def prefill_among_streams(costs, settings):
+    """How many times as long as without it a step takes at most; the chunks of a prefill of 100k tokens."""
+    clock = Clock(*costs, max_running=33, **settings)
+    for handle in range(32):
+        clock.scheduler.add(request(handle, 16, max_tokens=20_000))
+    while [len(piece.token_ids) for piece in clock.step().slices] != [1] * 32:
+        pass
+    clock.scheduler.add(request(99, 100_000, max_tokens=1))
+    worst, chunks = 0.0, []
+    while sum(chunks) < 100_000:
+        before = clock.now
+        *streams, chunk = clock.step().slices
+        # Each stream has its token in every step, so a step is the time between two of its tokens.
+        assert [piece.handle for piece in streams] == list(range(32))
+        worst = max(worst, (clock.now - before) / clock.seconds(streams))
+        chunks.append(len(chunk.token_ids))
+    return worst, chunks
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_decode_gap_during_a_prefill_of_100k_tokens(device):
+    """Streams slow down by 2 at most, and the prefill has what that leaves."""
+    costs, settings = DEVICES[device]
+    worst, chunks = prefill_among_streams(costs, settings)
+    assert 1.8 < worst <= 2
+    # The last of the full chunks, with the keys that it attends to, uses most of the budget.
+    assert chunks[-2] * (1 + 100_000 / settings.get("keys_per_token", 8192)) > 0.8 * (
+        settings["max_step_tokens"] - 32
+    )
+
+
+def test_a_budget_blind_to_attention_would_stop_the_streams():
+    """What the test above measures is there: chunks that count tokens alone take many times as long."""
+    costs, settings = DEVICES["gpu"]
+    worst, _ = prefill_among_streams(costs, settings | {"keys_per_token": 10**9})
+    assert worst > 5
+
+
+def test_a_prefill_alone_has_the_whole_budget():
+    clock = Clock(*DEVICES["gpu"][0], max_running=4, max_step_tokens=2000)
+    clock.scheduler.add(request(1, 100_000, max_tokens=1))
+    assert [len(clock.step().slices[0].token_ids) for _ in range(50)] == [2000] * 50
 
 
 @pytest.mark.parametrize("page_size", [16, 64, 128])

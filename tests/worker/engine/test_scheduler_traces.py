@@ -1,11 +1,13 @@
 """Random lives of a scheduler, each step checked by `World` and every output compared with a quiet run."""
 
+import os
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.scheduler import Rejected
 from tests.worker.engine.scheduler_world import STOP, World, config, request
 
@@ -60,11 +62,8 @@ class Trace:
         draw = random.Random(seed)
         handle, self.handles = self.handles, self.handles + 1
         longest = self.world.limit if draw.random() < 0.1 else self.max_prompt
-        length = draw.choice([1, 2, draw.randint(1, 12), draw.randint(1, longest)])
-        family = draw.randrange(3)
-        common = draw.randint(0, length)
-        tokens = [family * 7 + i % 5 for i in range(common)]
-        tokens += [draw.randrange(30) for _ in range(length - common)]
+        length = draw.choice([1, 2, draw.randint(1, 12), *[draw.randint(1, longest)] * 2])
+        tokens = self.text(draw, length)
         resumed = draw.choice([0, 0, draw.randint(0, length - 1)])
         try:
             self.world.add(
@@ -76,11 +75,23 @@ class Trace:
                     min_tokens=draw.choice([0, 0, 5, resumed + 3]),
                     stop=draw.choice([frozenset(), STOP]),
                     quarantined=draw.random() < 0.15,
+                    priority=draw.choice([0, 0, 0, 1, -1, 2]),
+                    deadline=draw.choice([None, None, self.world.now + draw.randint(0, 60)]),
                 )
             )
             self.steps_needed += length + self.max_output
         except Rejected:
             return
+
+    def text(self, draw: random.Random, length: int) -> list[int]:
+        """Of one of three families up to some token, or the next turn of a conversation that has ended."""
+        earlier = list(self.world.conversations.values())
+        if earlier and draw.random() < 0.4:
+            start = draw.choice(earlier)[: length - 1]
+        else:
+            family = draw.randrange(3)
+            start = [family * 7 + i % 5 for i in range(draw.choice([length, draw.randint(0, length)]))]
+        return [*start, *(draw.randrange(30) for _ in range(length - len(start)))]
 
     def cancel(self, index: int | None) -> None:
         live = sorted(self.world.scheduler._requests)
@@ -95,7 +106,21 @@ class Trace:
         self.world.check_outputs()
 
 
-@settings(max_examples=300, deadline=None)
+def window_and_slots(page_size, num_pages, max_running, draw):
+    """Sizes of the side pools: none, or from the least that can work to more than is needed."""
+    sizes = {}
+    kind = draw.choice(["", "window", "state", "both"])
+    if kind in ("window", "both"):
+        window = draw.choice([1, 2, 3, 7, 16, 40])
+        least = CacheLayout(page_size, num_pages, window, 10**6).window_reach
+        sizes |= {"window": window, "num_window_pages": least + draw.choice([0, 1, 3, 10, 60])}
+    if kind in ("state", "both"):
+        sizes |= {"state_slots": draw.choice([1, 2, max_running, max_running + 3, 40])}
+        sizes |= {"snapshot_interval": draw.choice([1, 4, 9, 512])}
+    return sizes
+
+
+@settings(max_examples=400, deadline=None)
 @given(
     operations=OPERATIONS,
     page_size=st.sampled_from([1, 2, 4, 16]),
@@ -105,36 +130,61 @@ class Trace:
     max_overtakes=st.integers(0, 4),
     growth_tokens=st.sampled_from([0, 0, 3, 16]),
     speculated=st.sampled_from([1, 1, 3]),
+    seed=st.integers(0, 2**32),
 )
-def test_any_trace_keeps_every_rule(operations, speculated, **sizes):
+def test_any_trace_keeps_every_rule(operations, speculated, seed, **sizes):
+    draw = random.Random(seed)
+    sizes |= window_and_slots(sizes["page_size"], sizes["num_pages"], sizes["max_running"], draw)
     trace = Trace(World(config(max_waiting=10, **sizes), speculated), max_prompt=40, max_output=30)
     for operation, argument in operations:
         trace.apply(operation, argument)
     trace.finish()
 
 
-@pytest.mark.parametrize(
-    ("page_size", "num_pages", "max_prompt"), [(1, 200, 40), (16, 20, 40), (64, 12, 200)]
-)
-def test_long_busy_traces(page_size, num_pages, max_prompt):
-    """More work than pages, for some hundred steps: preemption, eviction and sharing all happen."""
-    sizes = config(
-        page_size=page_size, num_pages=num_pages, max_running=12, max_step_tokens=48, max_model_len=300
-    )
-    finished = preemptions = cached_tokens = 0
-    for seed in range(4):
+# The number of steps in all of these is 10^5 when the environment asks for it.
+STEPS = 100_000 if os.environ.get("MOEBIUS_LONG_TRACES") else 10_000
+LAYOUTS = {
+    "full, small pages": {"page_size": 1, "num_pages": 200},
+    "full": {"page_size": 16, "num_pages": 20},
+    "full and window": {"page_size": 4, "num_pages": 60, "window": 10, "num_window_pages": 60},
+    "full and tight window": {"page_size": 8, "num_pages": 24, "window": 20, "num_window_pages": 20},
+    "full and state": {"page_size": 4, "num_pages": 60, "state_slots": 24, "snapshot_interval": 8},
+    "full and few slots": {"page_size": 4, "num_pages": 60, "state_slots": 7, "snapshot_interval": 16},
+    "window and state": {
+        "page_size": 4,
+        "num_pages": 60,
+        "window": 9,
+        "num_window_pages": 60,
+        "state_slots": 20,
+        "snapshot_interval": 12,
+    },
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_long_busy_traces(name):
+    """More work than pages, for long: preemption, eviction and sharing all happen."""
+    sizes = config(max_running=12, max_step_tokens=48, max_model_len=300, **LAYOUTS[name])
+    steps = finished = preemptions = cached_tokens = expired = seed = 0
+    while steps < STEPS / len(LAYOUTS):
         draw = random.Random(seed)
-        trace = Trace(World(sizes), max_prompt, max_output=200)
+        seed += 1
+        world = World(sizes, speculated=1 + seed % 2)
+        trace = Trace(world, max_prompt=60, max_output=150)
         for _ in range(150):
             operation = draw.choices(
                 ["add", "step", "cancel", "step and cancel", "step and add", "fail", "fail one"],
                 [30, 60, 3, 3, 5, 1, 2],
             )[0]
             trace.apply(operation, 1 if operation == "step" else draw.randrange(2**32))
+            world.now += 1
         trace.finish()
-        finished += len(trace.world.finished)
-        preemptions += trace.world.scheduler.stats().preemptions
-        cached_tokens += trace.world.scheduler.stats().cached_tokens
-    assert finished > 100
+        steps += world.steps
+        finished += len(world.finished)
+        expired += len(world.expired)
+        preemptions += world.scheduler.stats().preemptions
+        cached_tokens += world.scheduler.stats().cached_tokens
+    assert finished > 50
+    assert expired > 3
     assert preemptions > 3
-    assert cached_tokens > 0
+    assert cached_tokens > 50

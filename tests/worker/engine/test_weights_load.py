@@ -1,13 +1,24 @@
-"""Loading is strict, reports bytes, fills views, and holds one tensor at a time."""
+"""Loading is strict, reports bytes, keeps each matrix in its form, and holds one tensor at a time."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 import pytest
 import torch
 
+from moebius_kernels.formats.dense import Dense
+from moebius_kernels.formats.format import StoredMatrix
+from moebius_kernels.formats.fp8 import Fp8
+from moebius_kernels.linear import linear
 from moebius_worker.checkpoint.checkpoint import CheckpointError
-from moebius_worker.engine.weights import TensorInfo, load_weights
+from moebius_worker.engine.models.parameters import Matrix, Place, Rank, Shard, Slots, Vector
+from moebius_worker.engine.weights.load import Loading, plan_loading
+from moebius_worker.engine.weights.reader import TensorInfo
+from moebius_worker.engine.weights.scheme import StoredForm
+
+CPU = Place(torch.device("cpu"), torch.float32)
+PER_ROW = Fp8(1, None)
 
 
 class Reader:
@@ -16,78 +27,220 @@ class Reader:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.stored = tensors
         self.tensors = {
-            name: TensorInfo(tuple(tensor.shape), "F32", "file-1", tensor.numel() * 4)
+            name: TensorInfo(
+                tuple(tensor.shape),
+                {torch.float8_e4m3fn: "F8_E4M3", torch.int32: "I32"}.get(tensor.dtype, "F32"),
+                "file-1",
+                tensor.nbytes,
+            )
             for name, tensor in tensors.items()
         }
-        self.last: weakref.ref[torch.Tensor] | None = None
+        self.last: list[weakref.ref[torch.Tensor]] = []
         self.reads: list[str] = []
 
     def read(self, name: str) -> torch.Tensor:
-        assert self.last is None or self.last() is None, "the last tensor is still held"
+        module = name.rpartition(".")[0]
+        if self.reads and self.reads[-1].rpartition(".")[0] != module:
+            assert all(last() is None for last in self.last), "the last tensors are still held"
+            self.last.clear()
         tensor = self.stored[name].clone()
-        self.last = weakref.ref(tensor)
+        self.last.append(weakref.ref(tensor))
         self.reads.append(name)
         return tensor
 
 
-def nothing(name: str) -> bool:
-    return False
+class Scheme:
+    """fp8 with a scale a row where there is a scale; everything else is fp32."""
+
+    name = "a test's"
+
+    def form(self, weight: str, tensors: Mapping[str, TensorInfo]) -> StoredForm:
+        scale = f"{weight}_scale"
+        if scale not in tensors:
+            return StoredForm(
+                Dense(torch.float32), tensors[weight].shape, (weight,), lambda read: {"data": read(weight)}
+            )
+        return StoredForm(
+            PER_ROW,
+            tensors[weight].shape,
+            (weight, scale),
+            lambda read: {"data": read(weight), "scale": read(scale)},
+        )
 
 
-def test_views_into_fused_parameters_are_filled_and_converted() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(5, 3, dtype=torch.bfloat16))
-    reader = Reader({"q": torch.randn(2, 3), "k": torch.randn(3, 3), "buffer": torch.randn(7)})
-    calls: list[tuple[str, int, int]] = []
-    load_weights(
-        reader,
-        {"q": parameter[:2], "k": parameter[2:]},
-        lambda name: name == "buffer",
-        lambda *call: calls.append(call),
-    )
-    expected = torch.cat([reader.stored["q"], reader.stored["k"]]).bfloat16()
-    assert torch.equal(parameter.detach(), expected)
-    assert calls == [("q", 24, 60), ("k", 60, 60)]
-    assert reader.reads == ["q", "k"]
+def quantised(name: str, rows: int, columns: int) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.weight": torch.randn(rows, columns).to(torch.float8_e4m3fn),
+        f"{name}.weight_scale": torch.rand(rows, 1) + 0.5,
+    }
+
+
+def value(stored: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    return stored[f"{name}.weight"].float() * stored[f"{name}.weight_scale"]
+
+
+def plan(
+    reader: Reader,
+    slots: Slots,
+    ignored: Callable[[str], bool] = lambda name: False,
+    *,
+    expand: bool = False,
+) -> Loading:
+    return plan_loading(reader, Scheme(), slots, ignored, dtype=torch.float32, expand=expand)
+
+
+def filled(loading: Loading, rank: Rank = Rank()) -> Loading:  # noqa: B008 - a frozen default
+    loading.allocate(CPU, rank)
+    loading.fill(rank)
+    return loading
+
+
+def test_parts_of_a_fused_parameter_are_filled_in_the_order_of_the_file() -> None:
+    bias, matrix = Vector(5, parts={"q": 2, "k": 3}), Matrix({"q": 2, "k": 3}, 3)
+    stored = {
+        "q.weight": torch.randn(2, 3),
+        "k.weight": torch.randn(3, 3),
+        "k.bias": torch.randn(3),
+        "buffer": torch.randn(7),
+        "q.bias": torch.randn(2),
+    }
+    reader, calls = Reader(stored), []
+    slots = {f"{part}.weight": matrix.slot(part) for part in ("q", "k")}
+    slots |= {f"{part}.bias": bias.slot(part) for part in ("q", "k")}
+    loading = plan(reader, slots, lambda name: name == "buffer")
+    assert reader.reads == []
+    loading.allocate(CPU)
+    assert loading.nbytes == 4 * (15 + 5)
+    loading.fill(progress=lambda *call: calls.append(call))
+    assert torch.equal(matrix.data, torch.cat([stored["q.weight"], stored["k.weight"]]))
+    assert torch.equal(bias.data, torch.cat([stored["q.bias"], stored["k.bias"]]))
+    assert reader.reads == [name for name in stored if name != "buffer"]
+    assert calls == [("q.weight", 24, 80), ("k.weight", 60, 80), ("k.bias", 72, 80), ("q.bias", 80, 80)]
+
+
+def test_sizes_are_known_without_memory() -> None:
+    matrix = Matrix({"": 1 << 20}, 1 << 20)
+    loading = Loading(Reader({}), [], {matrix: {"": Dense(torch.bfloat16)}}, [])
+    loading.allocate(Place(torch.device("meta"), torch.bfloat16))
+    assert loading.nbytes == 2 << 40
+
+
+def test_quantised_neighbours_share_a_block_and_others_stand_alone() -> None:
+    stored = quantised("q", 4, 8) | quantised("k", 2, 8) | {"v.weight": torch.randn(2, 8)}
+    matrix = Matrix({"q": 4, "k": 2, "v": 2}, 8)
+    filled(plan(Reader(stored), {f"{part}.weight": matrix.slot(part) for part in "qkv"}))
+    assert [(block.format, block.shape) for block in matrix.blocks] == [
+        (PER_ROW, (6, 8)),
+        (Dense(torch.float32), (2, 8)),
+    ]
+    whole = torch.cat([value(stored, "q"), value(stored, "k"), stored["v.weight"]])
+    x = torch.randn(3, 8)
+    assert torch.allclose(linear(x, matrix.blocks), x @ whole.T, atol=1e-5)
+
+
+def test_expanded_weights_are_plain_and_equal() -> None:
+    stored = quantised("q", 4, 8) | quantised("k", 2, 8)
+    matrix = Matrix({"q": 4, "k": 2}, 8)
+    filled(plan(Reader(stored), {f"{part}.weight": matrix.slot(part) for part in "qk"}, expand=True))
+    assert torch.equal(matrix.data, torch.cat([value(stored, "q"), value(stored, "k")]))
+
+
+def test_a_matrix_that_must_be_plain_is_expanded() -> None:
+    stored, matrix = quantised("q", 4, 8), Matrix({"q": 4}, 8, plain=True)
+    filled(plan(Reader(stored), {"q.weight": matrix.slot("q")}))
+    assert torch.equal(matrix.data, value(stored, "q"))
+
+
+def test_experts_in_unlike_forms_are_all_expanded() -> None:
+    stored = quantised("0.up", 4, 8) | {"1.up.weight": torch.randn(4, 8)}
+    matrix = Matrix({"up": 4}, 8, experts=2)
+    filled(plan(Reader(stored), {f"{e}.up.weight": matrix.slot("up", e) for e in (0, 1)}))
+    assert torch.equal(matrix.data, torch.stack([value(stored, "0.up"), stored["1.up.weight"]]))
+
+
+def test_what_is_optional_has_a_default() -> None:
+    optional = Vector(3, default=1.0)
+    filled(plan(Reader({}), {"scale": optional.slot()}))
+    assert optional.data.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("destinations", "message"),
+    ("wanted", "message"),
     [
         ({"a": (2, 3)}, r"1 tensors that the model has no place for: b \[4\] in file-1\."),
         (
-            {"a": (2, 3), "b": (4,), "c": (1, 2)},
-            r"1 tensors that the model needs are not in file-1: c \[1, 2\]\.",
+            {"a": (2, 3), "b": (4,), "c": (2, 2)},
+            r"1 tensors that the model needs are not in file-1: c \[2, 2\]\.",
         ),
         ({"a": (3, 2), "b": (4,)}, r"a is \[2, 3\] in file-1, the model's \[3, 2\]"),
-        ({"a": (2, 3), "b": (4, 1)}, r"b is \[4\] in file-1, the model's \[4, 1\]"),
     ],
 )
 def test_whatever_does_not_fit_is_named_before_anything_is_read(
-    destinations: dict[str, tuple[int, ...]], message: str
+    wanted: dict[str, tuple[int, ...]], message: str
 ) -> None:
     reader = Reader({"a": torch.ones(2, 3), "b": torch.ones(4)})
     with pytest.raises(CheckpointError, match=message):
-        load_weights(reader, {name: torch.zeros(shape) for name, shape in destinations.items()}, nothing)
+        plan(reader, {name: Vector(*shape).slot() for name, shape in wanted.items()})
     assert reader.reads == []
 
 
 def test_all_kinds_of_misfit_are_told_at_once_and_long_lists_are_cut() -> None:
     reader = Reader({f"extra.{n}": torch.ones(1) for n in range(9)} | {"shape": torch.ones(2)})
     with pytest.raises(CheckpointError) as error:
-        load_weights(reader, {"missing": torch.zeros(1), "shape": torch.zeros(3)}, nothing)
+        plan(reader, {"missing": Vector(2).slot(), "shape": Vector(3).slot()})
     text = str(error.value)
     assert "9 tensors that the model has no place for" in text
     assert "and 4 more" in text
-    assert "missing [1]" in text
+    assert "missing [2]" in text
     assert "shape is [2]" in text
 
 
 def test_an_ignored_tensor_that_is_wanted_is_missing() -> None:
     with pytest.raises(CheckpointError, match=r"needs are not in file-1: a \[1\]"):
-        load_weights(Reader({"a": torch.ones(1)}), {"a": torch.zeros(1)}, lambda name: True)
+        plan(Reader({"a": torch.ones(1)}), {"a": Vector(1).slot()}, lambda name: True)
 
 
 def test_whole_numbers_are_no_weights() -> None:
-    reader = Reader({"a": torch.ones(2, dtype=torch.int32)})
-    with pytest.raises(CheckpointError, match="a in file-1 holds F32, no floating-point numbers"):
-        load_weights(reader, {"a": torch.zeros(2)}, nothing)
+    loading = plan(Reader({"a": torch.ones(2, dtype=torch.int32)}), {"a": Vector(2).slot()})
+    with pytest.raises(CheckpointError, match="a in file-1 holds I32, no floating-point numbers"):
+        filled(loading)
+
+
+def sharded(shard: Shard, world: int) -> tuple[dict[str, torch.Tensor], list[StoredMatrix], list[torch.Tensor]]:
+    """What is stored, and each rank's block and bias."""
+    stored = {}
+    for expert in range(4):
+        stored |= quantised(f"{expert}.up", 8, 16) | {f"{expert}.up.bias": torch.randn(8)}
+    blocks, biases = [], []
+    for rank in range(world):
+        matrix = Matrix({"up": 8}, 16, experts=4, shard=shard)
+        bias = Vector(8, parts={"up": 8}, experts=4, shard=shard)
+        slots = {f"{e}.up.weight": matrix.slot("up", e) for e in range(4)}
+        slots |= {f"{e}.up.bias": bias.slot("up", e) for e in range(4)}
+        filled(plan(Reader(stored), slots), Rank(rank, world))
+        blocks.append(matrix.blocks[0])
+        biases.append(bias.data)
+    return stored, blocks, biases
+
+
+@pytest.mark.parametrize(("shard", "dim"), [(Shard.COLUMN, 1), (Shard.ROW, 2), (Shard.EXPERT, 0)])
+def test_the_shares_of_all_ranks_are_the_whole(shard: Shard, dim: int) -> None:
+    stored, blocks, biases = sharded(shard, 2)
+    whole = torch.stack([value(stored, f"{expert}.up") for expert in range(4)])
+    assert torch.equal(torch.cat([block.dequantize() for block in blocks], dim=dim), whole)
+    assert {block.shape for block in blocks} == {tuple(n // 2 if i == dim else n for i, n in enumerate(whole.shape))}
+    bias = torch.stack([stored[f"{expert}.up.bias"] for expert in range(4)])
+    if shard is Shard.ROW:  # a bias is added once, to the sum
+        assert all(torch.equal(own, bias) for own in biases)
+    else:
+        assert torch.equal(torch.cat(biases, dim=dim), bias)
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="16 cannot be divided among 3 ranks"):
+        sharded(Shard.ROW, 3)
+
+
+def test_without_shards_each_rank_has_all() -> None:
+    _, blocks, _ = sharded(Shard.NONE, 2)
+    assert all(torch.equal(a.dequantize(), b.dequantize()) for a, b in pairwise(blocks))

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
-from moebius_worker.engine.weights import WeightReader, open_weights
+from moebius_worker.engine.weights.open import open_weights
+from moebius_worker.engine.weights.reader import WeightReader
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -32,7 +33,7 @@ def write_index(path: Path, weight_map: object) -> None:
 
 
 def reader_of(path: Path) -> WeightReader:
-    return open_weights(open_checkpoint(str(path)))
+    return open_weights(open_checkpoint(str(path)))[0]
 
 
 def sharded(path: Path) -> Path:

@@ -41,9 +41,6 @@ class ChatDialect:
         self._frames: dict[int, tuple[bytes, bytes]] = {}
         self._called: set[int] = set()
 
-    def begin(self) -> bytes:
-        return b""
-
     def chunk(self, choice: Choice, delta: AnswerDelta) -> bytes:
         index, events = choice.index, b""
         frame = self._frames.get(index)

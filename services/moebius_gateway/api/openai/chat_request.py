@@ -17,8 +17,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 class ChatRequest(GenerationParameters):
     messages: Annotated[list[Message], Field(min_length=1)] = Field(
-        description="roles `system`, `developer`, `user`, `assistant` (with `tool_calls`, `reasoning_content`), "
-        "`tool`; content a string or text parts. Images and audio: 400"
+        description="roles `system`, `developer`, `user`, `assistant` (with `tool_calls` and "
+        "`reasoning_content`), `tool`; content a string or text parts. Images and audio: 400"
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="the newer name of `max_tokens`")
     logprobs: bool = Field(False, description="after penalties and bias, before temperature and truncation")
@@ -78,7 +78,9 @@ class ChatRequest(GenerationParameters):
                 tools=tuple(
                     tool.function.translated()
                     for tool in self.tools
-                    if not choice.names or tool.function.name in choice.names or choice.mode is ToolMode.REQUIRED
+                    if not choice.names
+                    or tool.function.name in choice.names
+                    or choice.mode is ToolMode.REQUIRED
                 ),
                 effort=self.reasoning_effort,
                 template_variables=self.chat_template_kwargs,

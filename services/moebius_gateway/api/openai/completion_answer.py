@@ -7,19 +7,29 @@ from typing import Any
 
 import orjson
 
-from moebius_gateway.api.choices import Choice, Usage
 from moebius_gateway.api.answer import Answer
+from moebius_gateway.api.choices import Choice, Usage
 from moebius_gateway.api.dialect import LEAST_LOGPROB, spelt
 from moebius_gateway.api.errors import ApiError
 from moebius_gateway.api.openai.shared import usage_json
 from moebius_gateway.api.sse import DONE, event
 from moebius_gateway.text.assembler import AnswerDelta, TextLogprobs
+from moebius_gateway.text.parsing.events import ContentDelta
 from moebius_gateway.text.token_bytes import TokenBytes
 from moebius_gateway.types import FinishReason
 
 
 class CompletionDialect:
-    def __init__(self, model: str, token_bytes: TokenBytes, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        token_bytes: TokenBytes,
+        *,
+        logprobs: bool,
+        include_usage: bool,
+        echo: Sequence[str] = (),
+    ) -> None:
+        """`echo`: by choice, the prompt's text that stands before the answer's."""
         self._base = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -30,22 +40,41 @@ class CompletionDialect:
         self._token_bytes = token_bytes
         self._logprobs = logprobs
         self._include_usage = include_usage
+        self._echo = echo
+        self._echoed: set[int] = set()
 
     def chunk(self, choice: Choice, delta: AnswerDelta) -> bytes:
-        json = self._choice_json(choice.index, delta.text, delta.logprobs, delta.finish_reason)
-        return event(self._chunk | {"choices": [json]})
+        text = "".join(said.text for said in delta.events if isinstance(said, ContentDelta))
+        if self._echo and choice.index not in self._echoed:
+            self._echoed.add(choice.index)
+            text = self._echo[choice.index] + text
+        return self._event(choice.index, text, delta.logprobs, delta.finish_reason)
 
     def end(self, usage: Usage) -> bytes:
         if not self._include_usage:
             return DONE
-        return event(self._chunk | {"choices": [], "usage": usage.as_json()}) + DONE
+        return event(self._chunk | {"choices": [], "usage": usage_json(usage)}) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"
 
     def response(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         choices = [
-            self._choice_json(index, answer.text, answer.logprobs, answer.finish_reason)
-            for index, answer in enumerate(answers)
+            self._choice_json(index, echo + answer.text, answer.logprobs, answer.finish_reason)
+            for index, (echo, answer) in enumerate(
+                zip(self._echo or [""] * len(answers), answers, strict=True)
+            )
         ]
-        return orjson.dumps(self._base | {"choices": choices, "usage": usage.as_json()})
+        return orjson.dumps(self._base | {"choices": choices, "usage": usage_json(usage)})
+
+    def _event(
+        self,
+        index: int,
+        text: str,
+        logprobs: Sequence[TextLogprobs] = (),
+        finish_reason: FinishReason | None = None,
+    ) -> bytes:
+        return event(self._chunk | {"choices": [self._choice_json(index, text, logprobs, finish_reason)]})
 
     def _choice_json(
         self, index: int, text: str, logprobs: Sequence[TextLogprobs], finish_reason: FinishReason | None

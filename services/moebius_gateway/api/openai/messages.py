@@ -32,9 +32,7 @@ def _part(part: Any) -> str:
             "content_part", "only text parts are supported, not {kind}", {"kind": repr(kind)}
         )
     if not part.keys() <= {"type", key, "cache_control"} or not isinstance(part.get(key), str):
-        raise PydanticCustomError(
-            "content_part", "a text part has the keys 'type' and 'text', and no other"
-        )
+        raise PydanticCustomError("content_part", "a text part has the keys 'type' and 'text', and no other")
     return part[key]
 
 
@@ -59,7 +57,7 @@ class Message(Strict):
     content: Text | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall] = Field([])
     reasoning_content: str = ""
     reasoning: str = ""
 
@@ -100,7 +98,7 @@ class Message(Strict):
 class Function(Strict):
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = Field({})
     strict: bool = False
 
     def translated(self) -> conversation.Tool:

@@ -63,7 +63,10 @@ class GenerationParameters(Strict):
 
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="same seed, same draws")
     temperature: float | None = Field(
-        None, ge=0, le=2, description="0 is greedy; left out: the checkpoint's `generation_config.json`, else 1"
+        None,
+        ge=0,
+        le=2,
+        description="0 is greedy; left out: the checkpoint's `generation_config.json`, else 1",
     )
     top_p: float | None = Field(None, gt=0, le=1, description="left out: as for `temperature`")
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="-1 and 0: no limit")

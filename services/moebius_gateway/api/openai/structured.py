@@ -77,7 +77,9 @@ class StructuredOutputs(Strict):
 def wanted_by(asked: Mapping[str, tuple[str, Any]]) -> list[Wanted]:
     """`asked`: parameter to kind of grammar and value. Those whose value is None are left out."""
     return [
-        Wanted(_part(kind, value, param), param) for param, (kind, value) in asked.items() if value is not None
+        Wanted(_part(kind, value, param), param)
+        for param, (kind, value) in asked.items()
+        if value is not None
     ]
 
 

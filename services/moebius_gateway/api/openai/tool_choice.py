@@ -21,7 +21,9 @@ def tool_choice(given: Any, names: Collection[str]) -> ToolChoice:
             choice = ToolChoice(ToolMode.NONE)
         case "required":
             choice = ToolChoice(ToolMode.REQUIRED)
-        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}, **rest} if not rest:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}, **rest} if (
+            not rest
+        ):
             choice = _allowed(mode, tools)
         case {"type": "allowed_tools", "mode": mode, "tools": list(tools), **rest} if not rest:
             choice = _allowed(mode, tools)

@@ -28,7 +28,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments. The deltas of one call, joined, are a JSON object once the call has ended."""
+    """More of a call's arguments. The deltas of a call, joined, are a JSON object once it has ended."""
 
     index: int
     delta: str

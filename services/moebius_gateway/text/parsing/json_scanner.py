@@ -3,8 +3,6 @@
 import re
 from enum import Enum, auto
 
-from moebius_gateway.text.parsing.source import Malformed
-
 WHITE = re.compile(r"[ \t\n\r]*")
 PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 LITERAL = re.compile(r'[^\s,:{}\[\]"]*')
@@ -18,6 +16,8 @@ NAMES = {
     "False": "false",
     "None": "null",
 }
+# Clients cannot read what nests much deeper.
+MAX_DEPTH = 256
 CONTROL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -33,13 +33,14 @@ class _State(Enum):
     HEX = auto()
     LITERAL = auto()
     DONE = auto()
+    FAILED = auto()
 
 
 class JsonScanner:
     """Reads one JSON value in pieces.
 
     It mends what has only one meaning: control characters in strings, a backslash before a character that
-    needs none, Python's True, False and None. Anything else that is not JSON is `Malformed`.
+    needs none, Python's True, False and None. Anything else that is not JSON makes it fail.
     """
 
     def __init__(self) -> None:
@@ -51,16 +52,22 @@ class JsonScanner:
 
     @property
     def done(self) -> bool:
+        """The value is whole."""
         return self._state is _State.DONE
+
+    @property
+    def failed(self) -> bool:
+        """What comes next is not JSON; nothing more is read."""
+        return self._state is _State.FAILED
 
     def read(self, text: str, at: int) -> tuple[int, str]:
         """Reads on from `text[at:]`. Returns how far it read, and that part as JSON.
 
-        It stops early only behind the value. A number or name is kept until what follows shows that it is
-        whole. Raises `Malformed`.
+        It stops early only behind the value, and where it fails. A number or name is kept until what follows
+        shows that it is whole.
         """
         out: list[str] = []
-        while at < len(text) and not self.done:
+        while at < len(text) and not (self.done or self.failed):
             if self._state is _State.STRING:
                 at = self._string(text, at, out)
             elif self._state is _State.ESCAPE:
@@ -69,18 +76,22 @@ class JsonScanner:
                 self._state, self._hex = (_State.HEX, 4) if char == "u" else (_State.STRING, 0)
                 at += 1
             elif self._state is _State.HEX:
-                if text[at] not in "0123456789abcdefABCDEF":
-                    raise Malformed
-                out.append(text[at])
-                at += 1
-                self._hex -= 1
-                if not self._hex:
-                    self._state = _State.STRING
+                at = self._hex_digit(text, at, out)
             elif self._state is _State.LITERAL:
                 at = self._rest_of_literal(text, at, out)
             else:
                 at = self._structure(text, at, out)
         return at, "".join(out)
+
+    def _hex_digit(self, text: str, at: int, out: list[str]) -> int:
+        if text[at] not in "0123456789abcdefABCDEF":
+            self._state = _State.FAILED
+            return at
+        out.append(text[at])
+        self._hex -= 1
+        if not self._hex:
+            self._state = _State.STRING
+        return at + 1
 
     def _string(self, text: str, at: int, out: list[str]) -> int:
         match = PLAIN.match(text, at)
@@ -107,10 +118,11 @@ class JsonScanner:
             return end
         literal = "".join(self._literal)
         self._literal.clear()
-        if literal not in NAMES and not NUMBER.fullmatch(literal):
-            raise Malformed
-        out.append(NAMES.get(literal, literal))
-        self._state = self._behind_value()
+        if literal in NAMES or NUMBER.fullmatch(literal):
+            out.append(NAMES.get(literal, literal))
+            self._state = self._behind_value()
+        else:
+            self._state = _State.FAILED
         return end
 
     def _structure(self, text: str, at: int, out: list[str]) -> int:
@@ -124,31 +136,28 @@ class JsonScanner:
         if char == '"' and (value or state in (_State.KEY, _State.FIRST_KEY)):
             self._in_key = not value
             self._state = _State.STRING
-        elif char in "{[" and value:
+        elif char in "{[" and value and len(self._stack) < MAX_DEPTH:
             self._stack.append(char)
             self._state = _State.FIRST_KEY if char == "{" else _State.FIRST_ITEM
-        elif char == "}" and self._closes("{", _State.FIRST_KEY):
-            self._pop()
-        elif char == "]" and self._closes("[", _State.FIRST_ITEM):
-            self._pop()
+        elif char in "}]" and self._closes(char):
+            self._stack.pop()
+            self._state = self._behind_value()
         elif char == ":" and state is _State.COLON:
             self._state = _State.VALUE
         elif char == "," and state is _State.NEXT:
             self._state = _State.KEY if self._stack[-1] == "{" else _State.VALUE
-        elif value and char not in ",:}]":
+        elif value and char in "-0123456789tfnTFN":
             self._state = _State.LITERAL
             return end
         else:
-            raise Malformed
+            self._state = _State.FAILED
+            return end
         out.append(char)
         return end + 1
 
-    def _closes(self, bracket: str, empty: _State) -> bool:
-        return self._state is empty or (self._state is _State.NEXT and self._stack[-1] == bracket)
-
-    def _pop(self) -> None:
-        self._stack.pop()
-        self._state = self._behind_value()
+    def _closes(self, bracket: str) -> bool:
+        opening, empty = ("{", _State.FIRST_KEY) if bracket == "}" else ("[", _State.FIRST_ITEM)
+        return self._state is empty or (self._state is _State.NEXT and self._stack[-1] == opening)
 
     def _behind_value(self) -> _State:
         return _State.NEXT if self._stack else _State.DONE

@@ -16,11 +16,11 @@ Reading = Generator[None, None, T]
 WHITE = re.compile(r"\s*")
 
 
-class Malformed(Exception):
+class MalformedError(Exception):
     """What stands here is not what the format says."""
 
 
-class EndOfText(Malformed):
+class EndOfTextError(MalformedError):
     """The text ended where more was due."""
 
 
@@ -49,9 +49,9 @@ class Source:
         return "".join(self._taken)
 
     def more(self) -> Reading[None]:
-        """Waits for more text. Raises `EndOfText`."""
+        """Waits for more text. Raises `EndOfTextError`."""
         if self.ended:
-            raise EndOfText
+            raise EndOfTextError
         yield
 
     def skip_white(self) -> Reading[None]:
@@ -66,13 +66,13 @@ class Source:
         """The next character that is not white space, not taken yet."""
         yield from self.skip_white()
         if self.at == len(self.text):
-            raise EndOfText
+            raise EndOfTextError
         return self.text[self.at]
 
     def match(self, patterns: Sequence[tuple[Pattern, T]]) -> Reading[tuple[re.Match[str], T]]:
         """Takes the first pattern that matches here. One that still could is waited for.
 
-        Raises `Malformed` when none can any more; then nothing was taken.
+        Raises `MalformedError` when none can any more; then nothing was taken.
         """
         while True:
             for pattern, value in patterns:
@@ -82,7 +82,7 @@ class Source:
                 if pattern.partial.fullmatch(self.text, self.at):
                     break
             else:
-                raise Malformed
+                raise MalformedError
             yield from self.more()
 
     def accept(self, literals: Collection[str]) -> Reading[str | None]:

@@ -20,7 +20,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class JsonArguments:
-    """Arguments that are written as a JSON object."""
+    """A JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +47,23 @@ class TaggedArguments:
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """A call whose name stands in its head; `ends` may stand behind its arguments.
-
-    `offered`: it is only one if the name is that of a tool that was offered.
-    """
+    """A call whose name stands in its head; any of `ends` may stand behind its arguments."""
 
     heads: tuple[str, ...]
     arguments: JsonArguments | QuotedArguments | TaggedArguments
     ends: tuple[str, ...] = ()
-    offered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """A call, or a list of calls, each a JSON object with name and arguments.
+    """A call, or several, each a JSON object with name and arguments. A brace too many is dropped.
 
     `bare`: no marker tells it from a JSON answer, so its name must be that of an offered tool, and it has no
     fields that a call has not.
     """
 
     bare: bool = False
+    ends: tuple[str, ...] = ("}",)
 
 
 Form = Channel | NamedCall | JsonCall

@@ -31,8 +31,8 @@ def compiled(template: str) -> Pattern:
     atoms: list[str] = []
     groups: list[str] = []
     ending = ""
-    for part in re.findall(r"\{\w+\}| |[^{ ]", template):
-        if part[0] == "{":
+    for part in re.findall(r"\{\w+\}|[\s\S]", template):
+        if len(part) > 1:
             name = part[1:-1]
             atoms.append(SLOTS[name])
             groups.append(f"(?P<{name}>{SLOTS[name]})")

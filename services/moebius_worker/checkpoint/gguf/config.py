@@ -12,7 +12,14 @@ from .file import Gguf
 from .keys import Keys
 
 # Tokens that end a turn although the metadata may name only the end of the text.
-_TURN_ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"}
+_TURN_ENDS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"),
+    *("<turn|>", "<|tool_response>", "<|return|>", "<|call|>", "<|user|>", "<|observation|>", "[e~["),
+}
+# In a vocabulary with this token, of gpt-oss, <|end|> only ends one of a turn's several messages.
+_HARMONY_END = "<|return|>"
+# GLM's: elsewhere it stands before what a user says, and ends nothing.
+_GLM_START = "[gMASK]"
 
 
 def gguf_config(gguf: Gguf) -> dict[str, Any]:
@@ -33,7 +40,9 @@ def gguf_generation_config(gguf: Gguf) -> dict[str, Any]:
     """The `generation_config.json` of a GGUF model: the ids that begin and end a text."""
     ids = [gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     tokens: list[str] = gguf.metadata.get("tokenizer.ggml.tokens", [])
-    ids += [index for index, token in enumerate(tokens) if token in _TURN_ENDS]
+    ends = _TURN_ENDS - ({"<|end|>"} if _HARMONY_END in tokens else set())
+    ends -= {"<|user|>", "<|observation|>"} if _GLM_START not in tokens else set()
+    ids += [index for index, token in enumerate(tokens) if token in ends]
     return {
         "bos_token_id": gguf.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(dict.fromkeys(index for index in ids if index is not None)),

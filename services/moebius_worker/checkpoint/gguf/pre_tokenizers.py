@@ -14,10 +14,27 @@ _LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 
 
@@ -42,7 +59,12 @@ BYTE_LEVEL_KINDS = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS_KIND),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe"), _LLAMA3_KIND),
     "qwen2": ByteLevelKind((_QWEN2,), nfc=True),
+    "qwen35": ByteLevelKind((_QWEN35,), nfc=True),
     "deepseek-r1-qwen": ByteLevelKind((_QWEN2,)),
+    "deepseek-v3": ByteLevelKind(_DEEPSEEK_V3),
+    **dict.fromkeys(("gpt-4o", "llama4"), ByteLevelKind((_O200K,), ignore_merges=True)),
+    "minimax-m2": ByteLevelKind((_O200K,)),
+    **dict.fromkeys(("chatglm-bpe", "glm4"), ByteLevelKind((_LLAMA3,), ignore_merges=True)),
     "tekken": ByteLevelKind((_TEKKEN,), ignore_merges=True, adds_bos=True),
 }
 

@@ -1,8 +1,8 @@
 """A GGUF file's vocabulary, told as `tokenizer.json` and `tokenizer_config.json`.
 
-Two kinds of vocabulary: `gpt2`, byte-level BPE with stored merges, and `llama`, SentencePiece BPE with
-scores. The ids must be those of the tokenizer that the model was trained with, so that what is not known is
-refused by name.
+Three kinds of vocabulary: `gpt2`, byte-level BPE with stored merges; `llama`, SentencePiece BPE with scores;
+`gemma4`, SentencePiece pieces with stored merges. The ids must be those of the tokenizer that the model was
+trained with, so that what is not known is refused by name.
 """
 
 import json
@@ -30,15 +30,16 @@ def gguf_tokenizer_files(gguf: Gguf) -> dict[str, bytes]:
     model, tokens = keys.get("model"), keys.get("tokens")
     if model is None or not tokens:
         raise CheckpointError(f"{gguf.path} holds no tokenizer. Use a file that was converted with one.")
-    if model not in ("gpt2", "llama"):
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _merged_pieces}
+    if model not in makers:
         raise CheckpointError(
             f"{gguf.path}: the tokenizer model {model!r} is not supported. Supported are gpt2 "
-            "(byte-level BPE) and llama (SentencePiece BPE)."
+            "(byte-level BPE), llama and gemma4 (SentencePiece BPE)."
         )
     types: list[int] = keys.get("token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise CheckpointError(f"{gguf.path} is damaged: {len(tokens)} tokens have {len(types)} types.")
-    tokenizer = _byte_level(gguf, keys) if model == "gpt2" else _sentencepiece(gguf, keys, types)
+    tokenizer = makers[model](gguf, keys, types)
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
@@ -91,7 +92,7 @@ def _adds_bos(keys: Mapping[str, Any]) -> bool:
     return kind is not None and kind.adds_bos
 
 
-def _byte_level(gguf: Gguf, keys: Mapping[str, Any]) -> Tokenizer:
+def _byte_level(gguf: Gguf, keys: Mapping[str, Any], types: list[int]) -> Tokenizer:
     name = keys.get("pre", "default")
     kind = BYTE_LEVEL_KINDS.get(name)
     if kind is None:
@@ -99,14 +100,8 @@ def _byte_level(gguf: Gguf, keys: Mapping[str, Any]) -> Tokenizer:
             f"{gguf.path}: the pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported, and to guess "
             f"would change the token ids. Supported are {', '.join(sorted(BYTE_LEVEL_KINDS))}."
         )
-    if not keys.get("merges"):
-        raise CheckpointError(f"{gguf.path} holds a byte-level BPE vocabulary without its merges.")
-    merges = []
-    for merge in keys["merges"]:
-        left, _, right = merge.partition(" ")
-        merges.append((left, right))
-    vocab = {token: index for index, token in enumerate(keys["tokens"])}
-    tokenizer = Tokenizer(_bpe(gguf, vocab, merges, ignore_merges=kind.ignore_merges))
+    merges = _stored_merges(gguf, keys)
+    tokenizer = Tokenizer(_bpe(gguf, _ids(keys), merges, ignore_merges=kind.ignore_merges))
     if kind.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = byte_level_pre_tokenizer(kind)
@@ -125,14 +120,23 @@ def _sentencepiece(gguf: Gguf, keys: Mapping[str, Any], types: list[int]) -> Tok
             f"{gguf.path} holds a SentencePiece vocabulary without the scores of its pieces."
         )
     pieces = {token: scores[i] for i, token in enumerate(tokens) if types[i] == _NORMAL}
-    vocab = {token: index for index, token in enumerate(tokens)}
+    return _pieces(gguf, keys, types, _merges(pieces, _ids(keys)))
+
+
+def _merged_pieces(gguf: Gguf, keys: Mapping[str, Any], types: list[int]) -> Tokenizer:
+    return _pieces(gguf, {"add_space_prefix": False, **keys}, types, _stored_merges(gguf, keys))
+
+
+def _pieces(
+    gguf: Gguf, keys: Mapping[str, Any], types: list[int], merges: list[tuple[str, str]]
+) -> Tokenizer:
+    """BPE over characters, bytes of those that are no pieces, as SentencePiece has it."""
     unknown = _token(gguf, keys, "unknown_token_id")
     if unknown is None and _UNKNOWN in types:
-        unknown = tokens[types.index(_UNKNOWN)]
-    merges = _merges(pieces, vocab)
+        unknown = keys["tokens"][types.index(_UNKNOWN)]
     byte_fallback = _BYTE in types
     tokenizer = Tokenizer(
-        _bpe(gguf, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
+        _bpe(gguf, _ids(keys), merges, unk_token=unknown, fuse_unk=True, byte_fallback=byte_fallback)
     )
     # SentencePiece writes spaces as this, and puts one before the text and after each special token.
     space = "▁"
@@ -143,6 +147,18 @@ def _sentencepiece(gguf: Gguf, keys: Mapping[str, Any], types: list[int]) -> Tok
         [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer
+
+
+def _ids(keys: Mapping[str, Any]) -> dict[str, int]:
+    return {token: index for index, token in enumerate(keys["tokens"])}
+
+
+def _stored_merges(gguf: Gguf, keys: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not keys.get("merges"):
+        raise CheckpointError(f"{gguf.path} holds a BPE vocabulary without its merges.")
+    # The first character may be a space that belongs to the piece.
+    cuts = ((merge, merge.find(" ", 1)) for merge in keys["merges"])
+    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in cuts]
 
 
 def _bpe(gguf: Gguf, vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> models.BPE:

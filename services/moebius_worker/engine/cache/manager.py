@@ -122,9 +122,9 @@ class KVCache:
                 table.window_pages += tuple(self._windows.take() for _ in range(missing))
 
     def state_step(self, table: BlockTable, *, save: bool) -> StateStep | None:
-        """What the next slice does with the state; `save`: it ends at a page's end, where a snapshot is wanted.
+        """What the next slice does with the state; None if there are no linear-attention layers.
 
-        There will be one if a slot can be had. None if there are no linear-attention layers.
+        `save`: the slice ends with a page, and a snapshot is wanted there; there is one if a slot can be had.
         """
         if self._states is None:
             return None
@@ -196,9 +196,9 @@ class KVCache:
             node = child
             if windows is not None and node not in windows:
                 window_since = index + 1
-            if (
-                windows is None or window_since <= self._layout.window_start((index + 1) * self.page_size)
-            ) and (states is None or node in states):
+            looks_back_to = self._layout.window_start((index + 1) * self.page_size)
+            whole = windows is None or window_since <= looks_back_to
+            if whole and (states is None or node in states):
                 resumable = len(found)
             elif patience is not None and len(found) - resumable >= patience:
                 break

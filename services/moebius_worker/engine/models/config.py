@@ -1,6 +1,6 @@
 """What decoder models read from a checkpoint's config, and the refusal of what they do not implement."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "use_qk_norm": (False,),
     "use_sliding_window": (False,),
 }
+
+# What `layer_types` says of a layer that sees a window of the text, and of one that sees all of it.
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,20 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, **(config.get("text_config") or {})}
 
 
+def read_layer_types(config: Mapping[str, Any], pattern: Sequence[str]) -> list[str]:
+    """`SLIDING` or `FULL` for each layer: `layer_types`, by default `pattern` again and again.
+
+    Raises CheckpointError for other types, and for more or fewer than there are layers.
+    """
+    count = require(config, "num_hidden_layers")
+    kinds = list(config.get("layer_types") or (pattern[index % len(pattern)] for index in range(count)))
+    if len(kinds) != count or not set(kinds) <= {SLIDING, FULL}:
+        raise CheckpointError(
+            f"The config says layer_types = {kinds}; {count} times {SLIDING!r} or {FULL!r} is needed."
+        )
+    return kinds
+
+
 def read_decoder_config(
     config: Mapping[str, Any],
     *,
@@ -93,7 +110,7 @@ def read_decoder_config(
     for key, neutral in _REFUSED.items():
         if key not in implements and (value := config.get(key)) is not None and value not in neutral:
             raise CheckpointError(f"The config says {key} = {value!r}, which is not implemented.")
-    others = set(config.get("layer_types") or ()) - {"full_attention"}
+    others = set(config.get("layer_types") or ()) - {FULL}
     if others and "layer_types" not in implements:
         raise CheckpointError(f"The config says layer_types = {sorted(others)}, which are not implemented.")
     activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"

@@ -50,6 +50,11 @@ class Decoder:
             4 * self.config.hidden_size + 3 * heads * self.config.head_dim + 3 * self.config.intermediate_size
         )
 
+    @property
+    def expert_share(self) -> float:
+        """What part of its routed experts a token goes to."""
+        return 1.0
+
     def forward(self, context: StepContext, progress: Callable[[], None]) -> torch.Tensor:
         """One step: hidden states [T, hidden] of the context's tokens. Writes keys, values and states.
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from moebius_kernels.activations import SILU, Activation, gated
+from moebius_kernels.attention_plan import AttentionPlan
 from moebius_kernels.linear import linear
 from moebius_kernels.paged_attention import paged_attention, write_kv
 from moebius_kernels.rms_norm import rms_norm
@@ -59,6 +60,7 @@ class AttentionConfig:
     `window`: a position sees itself and the `window - 1` before it; None: all. `qk_norm`: RMS norms of queries
     and keys before they are turned, over each head ("head") or over all heads together ("full"). `scale`:
     None for 1 / sqrt(head_dim). `sinks`: a logit for each head that joins its softmax and is dropped.
+    `output_gate`: q_proj gives, head by head, the query and then a gate of the head's output.
     """
 
     hidden_size: int
@@ -74,6 +76,7 @@ class AttentionConfig:
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
+    output_gate: bool = False
 
 
 class Attention:
@@ -84,7 +87,7 @@ class Attention:
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv = Linear(
             config.hidden_size,
-            {"q_proj": queries, "k_proj": keys, "v_proj": keys},
+            {"q_proj": 2 * queries if config.output_gate else queries, "k_proj": keys, "v_proj": keys},
             bias=config.qkv_bias,
             shard=Shard.COLUMN,
         )
@@ -100,25 +103,26 @@ class Attention:
         self.cache = caches.add(KvSpec(config.num_kv_heads, config.head_dim, config.head_dim, config.window))
 
     def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
+        return self.attend(x, context, context.kv(self.cache)[1])
+
+    def attend(self, x: torch.Tensor, context: StepContext, plan: AttentionPlan) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]; `plan` says what each row sees."""
         config = self.config
-        q, k, v = self.qkv(x).split(
-            [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)],
-            dim=-1,
-        )
+        q, k, v = self.qkv(x).split(list(self.qkv.weight.parts.values()), dim=-1)
+        gate = None
+        if config.output_gate:
+            q, gate = (half.flatten(1) for half in q.unflatten(-1, (config.num_heads, 2, -1)).unbind(-2))
         q, k = self._heads(q, "q_norm", config.num_heads), self._heads(k, "k_norm", config.num_kv_heads)
         if self.rotary is not None:
             angles = context.angles(self.rotary)
             q, k = apply_rotary(q, angles), apply_rotary(k, angles)
-        pages, plan = context.kv(self.cache)
+        pages, _ = context.kv(self.cache)
         faults = write_kv(k, v.unflatten(-1, (config.num_kv_heads, -1)), pages, plan)
         sinks = None if self.sinks is None else self.sinks.data
         y = paged_attention(q, pages, plan, scale=config.scale, softcap=config.softcap, sinks=sinks)
+        y = y.flatten(1) if gate is None else y.flatten(1) * gate.sigmoid()
         # A row whose keys or values could not be kept as they are ends up as NaN, for the runner to find.
-        return self.project(y.flatten(1), x) + faults[:, None]
-
-    def project(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """From the heads' outputs, and the layer's input, to the layer's output."""
-        return self.out(y)
+        return self.out(y) + faults[:, None]
 
     def slots(self, prefix: str) -> Slots:
         slots = self.qkv.slots(prefix) | self.out.slots(prefix)

@@ -17,7 +17,6 @@ from moebius_worker.engine.models.layers import Linear
 from moebius_worker.engine.models.parameters import Matrix, Place, Shard, Slots, Vector
 from moebius_worker.engine.weights.layout import Stack
 
-
 # How most checkpoints hold all experts of a layer in one tensor, if they do.
 FUSED_EXPERTS = (
     Stack("experts.gate_up_proj", ("gate_proj", "up_proj")),
@@ -27,7 +26,8 @@ FUSED_EXPERTS = (
 
 def num_experts(config: Mapping[str, Any]) -> int:
     """Of a layer; configs differ in what they call it. Raises CheckpointError."""
-    key = next((key for key in ("num_experts", "num_local_experts") if key in config), "num_experts")
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    key = next((key for key in keys if key in config), "num_experts")
     return int(require(config, key))
 
 
@@ -85,18 +85,18 @@ class ResidentExperts:
 
     def fetch(self, route: Route) -> ExpertWeights:
         [down] = self.down.blocks
-        biases = [bias.data for bias in self.biases] or [None, None]
-        return ExpertWeights(self.gate_up.blocks, down, *biases)
+        return ExpertWeights(self.gate_up.blocks, down, *(bias.data for bias in self.biases))
 
     def slots(self, prefix: str) -> Slots:
         """`prefix`, the expert's number and the name of each projection."""
-        owners = [("weight", self.gate_up), ("weight", self.down), *(("bias", bias) for bias in self.biases)]
-        slots: Slots = {}
-        for kind, owner in owners:
-            assert owner.experts is not None
-            for expert in range(owner.experts):
-                slots |= {f"{prefix}.{expert}.{part}.{kind}": owner.slot(part, expert) for part in owner.parts}
-        return slots
+        owners: list[tuple[str, Matrix | Vector]] = [("weight", self.gate_up), ("weight", self.down)]
+        owners += (("bias", bias) for bias in self.biases)
+        return {
+            f"{prefix}.{expert}.{part}.{kind}": owner.slot(part, expert)
+            for kind, owner in owners
+            for expert in range(owner.experts or 0)
+            for part in owner.parts
+        }
 
 
 class SparseMoe:
@@ -138,6 +138,10 @@ class MoeDecoder(Decoder):
     ) -> None:
         super().__init__(config, layers, caches, place, norm_offset=norm_offset)
         self.moe = moe
+
+    @property
+    def expert_share(self) -> float:
+        return self.moe.per_token / self.moe.total
 
     @property
     def row_elements(self) -> int:

@@ -6,8 +6,16 @@ import torch
 
 from moebius_worker.engine.models.config import DecoderConfig
 from moebius_worker.engine.models.context import StepContext
-from moebius_worker.engine.models.layers import Attention, GatedMlp, RmsNorm
+from moebius_worker.engine.models.layers import GatedMlp, RmsNorm
 from moebius_worker.engine.models.parameters import Slots
+
+
+class Mixer(Protocol):
+    """What looks at the tokens before: attention, or its linear kinds. [T, hidden] -> [T, hidden]."""
+
+    def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor: ...
+
+    def slots(self, prefix: str) -> Slots: ...
 
 
 class FeedForward(Protocol):
@@ -24,10 +32,18 @@ class PreNormLayer:
     # What the checkpoints call the feed-forward network.
     mlp_name = "mlp"
 
-    def __init__(self, config: DecoderConfig, attention: Attention, mlp: FeedForward) -> None:
-        self.attention_norm = RmsNorm(config.hidden_size, config.norm_eps)
-        self.attention = attention
-        self.mlp_norm = RmsNorm(config.hidden_size, config.norm_eps)
+    def __init__(
+        self,
+        config: DecoderConfig,
+        attention: Mixer,
+        mlp: FeedForward,
+        *,
+        attention_name: str = "self_attn",
+        norm_offset: float = 0.0,
+    ) -> None:
+        self.attention_norm = RmsNorm(config.hidden_size, config.norm_eps, offset=norm_offset)
+        self.attention, self.attention_name = attention, attention_name
+        self.mlp_norm = RmsNorm(config.hidden_size, config.norm_eps, offset=norm_offset)
         self.mlp = mlp
 
     def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
@@ -37,7 +53,7 @@ class PreNormLayer:
     def slots(self, prefix: str) -> Slots:
         return (
             self.attention_norm.slots(f"{prefix}.input_layernorm")
-            | self.attention.slots(f"{prefix}.self_attn")
+            | self.attention.slots(f"{prefix}.{self.attention_name}")
             | self.mlp_norm.slots(f"{prefix}.post_attention_layernorm")
             | self.mlp.slots(f"{prefix}.{self.mlp_name}")
         )

@@ -14,14 +14,19 @@ from moebius_kernels.rotary import (
 from moebius_worker.checkpoint.errors import CheckpointError
 
 
-def read_rope(config: Mapping[str, Any], head_dim: int, default_theta: float) -> RotarySpec:
-    """Raises CheckpointError for a type of scaling that is not implemented and for missing parameters."""
-    parameters = {
+def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the config says, wherever it does."""
+    return {
         "rope_theta": config.get("rope_theta"),
         "partial_rotary_factor": config.get("partial_rotary_factor"),
         **(config.get("rope_scaling") or {}),
         **(config.get("rope_parameters") or {}),
     }
+
+
+def read_rope(config: Mapping[str, Any], head_dim: int, default_theta: float) -> RotarySpec:
+    """Raises CheckpointError for a type of scaling that is not implemented and for missing parameters."""
+    parameters = rope_parameters(config)
     partial = parameters["partial_rotary_factor"]
     partial = 1.0 if partial is None else partial
     rotary_dim = int(head_dim * partial)

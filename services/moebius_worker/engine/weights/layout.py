@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,8 +30,8 @@ _KINDS = {
 class Stack:
     """Stored tensors named `<prefix>.<name><kind>` that hold projections of all experts, [E, ...].
 
-    `name` is such as "experts.gate_up_proj": at a single expert, its number and a part are in place of the last
-    word. `parts`: the projections, whose rows lie one after another, or, if `interleaved`, take turns.
+    `name` is such as "experts.gate_up_proj": a single expert has its number and a part for the last word.
+    `parts`: the projections, whose rows lie one after another, or, if `interleaved`, take turns.
     `transposed`: the kinds (as at a single expert) that are stored inputs first.
     """
 
@@ -86,6 +86,8 @@ class LaidOut:
 
     reader: WeightReader
     tensors: Mapping[str, TensorInfo]
+    # Stored names that the model leaves out on purpose.
+    left_out: Sequence[str]
     _cuts: Mapping[str, _Cut]
     _last: tuple[str, torch.Tensor] | None = field(default=None)
 
@@ -101,11 +103,14 @@ def lay_out(reader: WeightReader, layout: Layout) -> LaidOut:
     """Renames, divides, and leaves out what `layout` says."""
     ignored = [re.compile(pattern) for pattern in layout.ignored]
     named: dict[str, str] = {}
+    left_out: list[str] = []
     for stored in reader.tensors:
         name = stored
         for pattern, replacement in layout.renames:
             name = re.sub(pattern, replacement, name)
-        if not any(pattern.fullmatch(name) for pattern in ignored):
+        if any(pattern.fullmatch(name) for pattern in ignored):
+            left_out.append(stored)
+        else:
             named[name] = stored
     experts = {
         found[:2]: reader.tensors[stored].shape[0]
@@ -121,7 +126,7 @@ def lay_out(reader: WeightReader, layout: Layout) -> LaidOut:
         for piece, cut in pieces.items():
             nbytes = info.nbytes // len(pieces)
             tensors[piece] = TensorInfo(cut.shape(info.shape), info.dtype, info.file, nbytes)
-    return LaidOut(reader, tensors, cuts)
+    return LaidOut(reader, tensors, left_out, cuts)
 
 
 def _stack(name: str, stacks: tuple[Stack, ...]) -> tuple[str, Stack, str] | None:

@@ -22,6 +22,7 @@ from moebius_worker.engine.models.parameters import (
 
 from .reader import TensorInfo, WeightReader
 from .scheme import Scheme, StoredForm
+from .schemes.kv_scales import is_kv_scale
 
 # The tensor just loaded, and how many of how many stored bytes are done.
 LoadProgress = Callable[[str, int, int], None]
@@ -132,7 +133,9 @@ def plan_loading(
     ones as they are stored, or, if `expand`, in `dtype` too. Raises CheckpointError for tensors without a
     slot, slots without a tensor and unequal shapes, with the names, shapes and files.
     """
-    stored = {name: info for name, info in reader.tensors.items() if not ignored(name)}
+    stored = {
+        name: info for name, info in reader.tensors.items() if not ignored(name) and not is_kv_scale(name)
+    }
     used: set[str] = set()
     fills: list[Fill] = []
     missing: list[str] = []

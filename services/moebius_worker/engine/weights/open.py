@@ -7,20 +7,16 @@ from .layout import Layout, lay_out
 from .reader import WeightReader
 from .safetensors import SafetensorsReader
 from .scheme import Scheme
-from .schemes.plain import plain_form
+from .schemes.registry import scheme_of
 
 
-class _Temporary:
-    name = "plain"
-    form = staticmethod(plain_form)
-
-
-def open_weights(checkpoint: Checkpoint, layout: Layout = Layout()) -> tuple[WeightReader, Scheme]:
+def open_weights(checkpoint: Checkpoint, layout: Layout | None = None) -> tuple[WeightReader, Scheme]:
     """Opens the weights under the names that the family gives them, reading headers alone.
 
     `layout` is that of the family's safetensors. Raises CheckpointError, also for a dialect of quantisation that
     is not known.
     """
+    scheme = scheme_of(checkpoint)
     if checkpoint.container == "gguf":
-        return GgufReader(checkpoint), _Temporary()
-    return lay_out(SafetensorsReader(checkpoint.path), layout), _Temporary()
+        return GgufReader(checkpoint), scheme
+    return lay_out(SafetensorsReader(checkpoint.path), layout or Layout()), scheme

@@ -4,6 +4,7 @@ A family's test file makes tiny checkpoints with `write_random` and calls `check
 """
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ TOLERANCE = 1e-4
 PAGE = 4
 
 
-def write_random(path: Path, model: torch.nn.Module, *, seed: int = 0, scales: dict[str, float] | None = None) -> Path:
+def write_random(path: Path, model: torch.nn.Module, *, seed: int = 0, scales: Mapping[str, float | tuple[float, float]] | None = None) -> Path:
     """Saves `model`, a transformers model, with random parameters that all show in the logits.
 
     Norms are about 1 (or about 0 where transformers initialises them so), the rest is normal with a standard
-    deviation of 0.15, or what `scales` has for a part of the name.
+    deviation of 0.15, or what `scales` has for a part of the name: a deviation, or a mean and a deviation.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -31,6 +32,8 @@ def write_random(path: Path, model: torch.nn.Module, *, seed: int = 0, scales: d
             scale = next((scale for part, scale in (scales or {}).items() if part in name), 0.15)
             if "norm" in name:
                 parameter.copy_(parameter.mean().round() + 0.2 * noise)
+            elif isinstance(scale, tuple):
+                parameter.copy_(scale[0] + scale[1] * noise)
             else:
                 parameter.copy_(scale * noise)
     model.save_pretrained(path)
@@ -185,7 +188,10 @@ def check_greedy(runner: ModelRunner, reference: torch.nn.Module, tokens: int = 
 
 
 def check_bf16(path: Path, reference: torch.nn.Module, **options: Any) -> None:
-    """In bf16 the logits are as near to fp32's as those of transformers in bf16 are (twice, at most)."""
+    """In bf16 the logits are as near to fp32's as those of transformers in bf16 are (twice, at most).
+
+    At half of the tokens: rounding may send some to another expert, in transformers other ones than here.
+    """
     runner = load(path, dtype="bfloat16", **options)
     texts = Texts(runner, reference.float().eval(), [48])
     exact = texts.expected[0]
@@ -195,6 +201,6 @@ def check_bf16(path: Path, reference: torch.nn.Module, **options: Any) -> None:
     slices = [texts.slice(0, 30)]
     ours = [runner.step(slices).logits[0]]
     ours += [runner.step([texts.slice(0, 1)]).logits[0] for _ in range(18)]
-    allowed = (theirs - exact)[29:].pow(2).mean().sqrt()
-    error = (torch.stack(ours) - exact[29:]).pow(2).mean().sqrt()
+    allowed = (theirs - exact)[29:].pow(2).mean(dim=-1).sqrt().median()
+    error = (torch.stack(ours) - exact[29:]).pow(2).mean(dim=-1).sqrt().median()
     assert error < 2 * allowed, f"{error} is more than twice {allowed}"

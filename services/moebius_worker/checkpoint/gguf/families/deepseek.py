@@ -119,6 +119,8 @@ DEEPSEEK_V2 = Family(
     config={
         **_CONFIG,
         "scoring_func": const("softmax"),
+        "n_group": get("expert_group_count"),
+        "topk_group": get("expert_group_used_count"),
         "topk_method": lambda keys: (
             "group_limited_greedy" if keys.get("expert_group_count", 1) > 1 else "greedy"
         ),

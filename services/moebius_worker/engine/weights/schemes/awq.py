@@ -16,7 +16,7 @@ from .gptq import check_symmetric, group_size
 from .int_layouts import unpack_words
 from .module import Module
 from .patterns import matcher
-from .plain import FLOATING
+from .plain import FLOATING, SCALES
 
 # The nibble of a 32-bit word that each of its 8 columns is in.
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -33,7 +33,7 @@ class AwqLayout:
         columns, words = module.need("qweight", "AWQ", "I32", (None, None)).shape
         rows = 8 * words
         groups = -(-columns // self.group) if self.group else 1
-        scales = module.need("scales", "AWQ", "F16 BF16", (groups, rows))
+        scales = module.need("scales", "AWQ", SCALES, (groups, rows))
         module.need("qzeros", "AWQ", "I32", (groups, words))
 
         def parts(read: ReadTensor) -> Mapping[str, torch.Tensor]:

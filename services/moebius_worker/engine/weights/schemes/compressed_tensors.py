@@ -5,6 +5,7 @@ https://github.com/vllm-project/compressed-tensors, quantization/quant_config.py
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from moebius_worker.checkpoint.errors import CheckpointError
@@ -17,8 +18,6 @@ from .nvfp4_layout import Nvfp4Layout
 from .patterns import matcher
 
 Arguments = Mapping[str, Any]
-
-_MIXED = "mixed-precision"
 
 
 def compressed_tensors_scheme(config: Mapping[str, Any]) -> DeclaredScheme:
@@ -45,7 +44,7 @@ def compressed_tensors_scheme(config: Mapping[str, Any]) -> DeclaredScheme:
 
 
 def _is_class(target: str) -> bool:
-    """Names of classes, such as "Linear", have no dots; all that is quantised is taken to be of such a one."""
+    """Names of classes, such as "Linear", have no dots; all that is quantised counts as of such a one."""
     return not target.startswith("re:") and "." not in target and target[:1].isupper()
 
 
@@ -56,14 +55,14 @@ def _group_layout(name: str, group: Any, format: str | None) -> Layout:
     if format not in _LAYOUTS:
         raise CheckpointError(
             f"compressed-tensors {format}, which the config group {name} has, is not supported. "
-            f"Of compressed-tensors', {', '.join(SUPPORTED)} are."
+            f"Of compressed-tensors', {', '.join(_SUPPORTED)} are."
         )
     return _LAYOUTS[format](format, group["weights"])
 
 
 def _nvfp4(format: str, weights: Arguments) -> Layout:
     _only(format, weights, type=("float",), num_bits=(4,), group_size=(16,), symmetric=(True,))
-    return Nvfp4Layout("weight_packed", "weight_global_scale", unused="input_global_scale", reciprocal=True)
+    return Nvfp4Layout("weight_packed", "weight_global_scale", reciprocal=True)
 
 
 def _mxfp4(format: str, weights: Arguments) -> Layout:
@@ -99,15 +98,18 @@ def _naive(format: str, weights: Arguments) -> Layout:
     return (_int if weights.get("type") == "int" else _float)(format, weights)
 
 
-_LAYOUTS: Mapping[str, Callable[[str, Arguments], Layout]] = {
-    "nvfp4-pack-quantized": _nvfp4,
-    "mxfp4-pack-quantized": _mxfp4,
-    "pack-quantized": _packed,
-    "float-quantized": _float,
-    "int-quantized": _int,
-    "naive-quantized": _naive,
-}
-SUPPORTED = (*_LAYOUTS, _MIXED)
+_LAYOUTS: Mapping[str, Callable[[str, Arguments], Layout]] = MappingProxyType(
+    {
+        "nvfp4-pack-quantized": _nvfp4,
+        "mxfp4-pack-quantized": _mxfp4,
+        "pack-quantized": _packed,
+        "float-quantized": _float,
+        "int-quantized": _int,
+        "naive-quantized": _naive,
+    }
+)
+# The last one: each group tells its own.
+_SUPPORTED = (*_LAYOUTS, "mixed-precision")
 
 
 def _group(format: str, weights: Arguments) -> int | None:

@@ -10,7 +10,8 @@ from moebius_worker.checkpoint.errors import CheckpointError
 
 from ..scheme import ReadTensor, StoredForm
 from .factors import need_row_factors, row_factors
-from .module import Module
+from .module import ACTIVATIONS, Module
+from .plain import SCALES
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,11 @@ class Fp8Layout:
         rows, columns = module.need("weight", "FP8", "F8_E4M3", (None, None)).shape
         if self.block is None:
             form = Fp8()
-            need_row_factors(module, self.scale, "FP8", "F32 BF16 F16", rows)
+            need_row_factors(module, self.scale, "FP8", SCALES, rows)
         else:
             form = Fp8(*self.block)
             blocks = (-(-rows // self.block[0]), -(-columns // self.block[1]))
-            module.need(self.scale, f"FP8 in blocks {list(self.block)}", "F32 BF16 F16 F8_E8M0", blocks)
+            module.need(self.scale, f"FP8 in blocks {list(self.block)}", f"{SCALES} F8_E8M0", blocks)
 
         def parts(read: ReadTensor) -> Mapping[str, torch.Tensor]:
             scale = read(module.tensor_name(self.scale))
@@ -40,7 +41,7 @@ class Fp8Layout:
                 "scale": row_factors(scale, rows) if self.block is None else scale.float(),
             }
 
-        sources = module.present("weight", self.scale, "input_scale")
+        sources = module.present("weight", self.scale, *ACTIVATIONS)
         return StoredForm(form, (rows, columns), sources, parts)
 
 

@@ -14,8 +14,8 @@ from ..scheme import ReadTensor, StoredForm
 from .declared import DeclaredScheme, Layout
 from .int_layouts import unpack_words
 from .module import Module
-from .patterns import spellings
-from .plain import FLOATING
+from .patterns import expression, spellings
+from .plain import FLOATING, SCALES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class GptqLayout:
         words, rows = module.need("qweight", "GPTQ", "I32", (None, None)).shape
         columns = words * per_word
         groups = -(-columns // self.group) if self.group else 1
-        scales = module.need("scales", "GPTQ", "F16 BF16", (groups, rows))
+        scales = module.need("scales", "GPTQ", SCALES, (groups, rows))
         module.need("qzeros", "GPTQ", "I32", (groups, -(-rows // per_word)))
         if module.find("g_idx") is not None:
             module.need("g_idx", "GPTQ", "I32 I64", (columns,))
@@ -80,14 +80,14 @@ def gptq_scheme(config: Mapping[str, Any]) -> DeclaredScheme:
     # GPTQModel's exceptions by regular expression: "-:" is not quantised, "+:" or nothing has other settings.
     exceptions: list[tuple[re.Pattern[str], Layout | None]] = []
     for pattern, changed in (config.get("dynamic") or {}).items():
-        expression = re.compile(pattern.removeprefix("-:").removeprefix("+:"))
+        named = expression(pattern.removeprefix("-:").removeprefix("+:"))
         exception = None if pattern.startswith("-:") else _layout({**config, **changed}, version)
-        exceptions.append((expression, exception))
+        exceptions.append((named, exception))
 
     def layout_of(module: str) -> Layout | None:
         names = spellings(module)
-        for expression, exception in exceptions:
-            if any(expression.match(name) for name in names):
+        for named, exception in exceptions:
+            if any(named.match(name) for name in names):
                 return exception
         return layout
 

@@ -12,10 +12,8 @@ from moebius_worker.checkpoint.errors import CheckpointError
 
 from ..scheme import ReadTensor, StoredForm
 from .factors import need_row_factors
-from .module import Module
-from .plain import FLOATING
-
-_SCALES = " ".join(FLOATING)
+from .module import ACTIVATIONS, Module
+from .plain import FLOATING, SCALES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class PackedIntLayout:
         rows, words = module.need("weight_packed", title, "I32", (None, None)).shape
         columns = words * per_word
         groups = -(-columns // self.group) if self.group else 1
-        scale = module.need("weight_scale", title, _SCALES, (rows, groups))
+        scale = module.need("weight_scale", title, SCALES, (rows, groups))
         if not self.symmetric:
             module.need("weight_zero_point", title, "I32", (-(-rows // per_word), groups))
 
@@ -52,7 +50,8 @@ class PackedIntLayout:
                 components["zero"] = unpack_words(packed.t(), self.bits)[:, :rows].t().contiguous()
             return components
 
-        sources = module.present("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
+        factors = ("weight_scale",) if self.symmetric else ("weight_scale", "weight_zero_point")
+        sources = module.present("weight_packed", *factors, "weight_shape", *ACTIVATIONS)
         form = IntGroup(self.bits, self.group, not self.symmetric, FLOATING[scale.dtype])
         return StoredForm(form, (rows, columns), sources, parts)
 
@@ -69,7 +68,7 @@ class Int8Layout:
         groups = -(-columns // self.group) if self.group else 1
         factors = ["weight_scale"] if self.symmetric else ["weight_scale", "weight_zero_point"]
         for suffix in factors:
-            dtypes = _SCALES if suffix == "weight_scale" else "I8"
+            dtypes = SCALES if suffix == "weight_scale" else "I8"
             if self.group:
                 module.need(suffix, "INT8", dtypes, (rows, groups))
             else:
@@ -89,7 +88,7 @@ class Int8Layout:
 
         scale = module.tensors[module.tensor_name("weight_scale")]
         form = IntGroup(8, self.group, not self.symmetric, FLOATING[scale.dtype])
-        return StoredForm(form, (rows, columns), module.present("weight", *factors, "input_scale"), parts)
+        return StoredForm(form, (rows, columns), module.present("weight", *factors, *ACTIVATIONS), parts)
 
 
 def unpack_words(words: torch.Tensor, bits: Literal[4, 8]) -> torch.Tensor:

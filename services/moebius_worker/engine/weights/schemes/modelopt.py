@@ -15,13 +15,13 @@ from .fp8_layout import Fp8Layout
 from .nvfp4_layout import Nvfp4Layout
 from .patterns import matcher
 
-_NVFP4 = Nvfp4Layout(data="weight", global_scale="weight_scale_2", unused="input_scale", reciprocal=False)
+_NVFP4 = Nvfp4Layout(data="weight", global_scale="weight_scale_2", reciprocal=False)
 # W4A16 has no scale of the activations, and is otherwise the same.
 _LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     {"NVFP4": _NVFP4, "W4A16_NVFP4": _NVFP4, "FP8": Fp8Layout("weight_scale")}
 )
 _MIXED = "MIXED_PRECISION"
-SUPPORTED = (*_LAYOUTS, _MIXED)
+_SUPPORTED = (*_LAYOUTS, _MIXED)
 
 
 def modelopt_scheme(config: Mapping[str, Any]) -> DeclaredScheme:
@@ -32,11 +32,14 @@ def modelopt_scheme(config: Mapping[str, Any]) -> DeclaredScheme:
     if algorithm == _MIXED:
         declared = _mixed(config.get("quantized_layers") or {})
     else:
-        layout = _layout(config)
-        declared = lambda module: layout  # noqa: E731
+        declared = _everywhere(_layout(config))
     return DeclaredScheme(
         f"modelopt {algorithm}", lambda module: None if excluded(module) else declared(module)
     )
+
+
+def _everywhere(layout: Layout) -> Callable[[str], Layout | None]:
+    return lambda module: layout
 
 
 def _mixed(layers: Mapping[str, Mapping[str, Any]]) -> Callable[[str], Layout | None]:
@@ -53,10 +56,10 @@ def _layout(declared: Mapping[str, Any]) -> Layout:
     algorithm = str(declared.get("quant_algo"))
     if algorithm not in _LAYOUTS:
         raise CheckpointError(
-            f"modelopt {algorithm} is not supported. Of modelopt's, {', '.join(SUPPORTED)} are."
+            f"modelopt {algorithm} is not supported. Of modelopt's, {', '.join(_SUPPORTED)} are."
         )
     layout = _LAYOUTS[algorithm]
-    if layout is _NVFP4 and declared.get("group_size", 16) != 16:
+    if layout is _NVFP4 and declared.get("group_size") not in (None, 16):
         raise CheckpointError(
             f"modelopt {algorithm} with the group size {declared['group_size']} is not supported; 16 is."
         )

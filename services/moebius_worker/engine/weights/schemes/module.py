@@ -7,6 +7,9 @@ from moebius_worker.checkpoint.errors import CheckpointError
 
 from ..reader import TensorInfo
 
+# Scales of activations, which only what quantises these needs.
+ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale")
+
 
 @dataclass(frozen=True, slots=True)
 class Module:

@@ -8,7 +8,7 @@ import torch
 from moebius_kernels.formats.mxfp4 import Mxfp4
 
 from ..scheme import ReadTensor, StoredForm
-from .module import Module
+from .module import ACTIVATIONS, Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +31,5 @@ class Mxfp4Layout:
                 "scale": read(module.tensor_name(self.scale)).view(torch.uint8),
             }
 
-        sources = module.present(self.data, self.scale, "input_global_scale")
+        sources = module.present(self.data, self.scale, *ACTIVATIONS)
         return StoredForm(Mxfp4(), (rows, columns), sources, parts)

@@ -9,19 +9,18 @@ from moebius_kernels.formats.nvfp4 import Nvfp4
 
 from ..scheme import ReadTensor, StoredForm
 from .factors import need_row_factors, row_factors
-from .module import Module
+from .module import ACTIVATIONS, Module
 
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Layout:
     """`data` U8 [R, C/2], `weight_scale` F8_E4M3 [R, C/16], `global_scale` F32.
 
-    The global scale multiplies or, if `reciprocal`, divides. `unused` is the scale of the activations.
+    The global scale multiplies or, if `reciprocal`, divides.
     """
 
     data: str
     global_scale: str
-    unused: str
     reciprocal: bool
 
     def form(self, module: Module) -> StoredForm:
@@ -38,5 +37,5 @@ class Nvfp4Layout:
                 "row_scale": factors.reciprocal() if self.reciprocal else factors,
             }
 
-        sources = module.present(self.data, "weight_scale", self.global_scale, self.unused)
+        sources = module.present(self.data, "weight_scale", self.global_scale, *ACTIVATIONS)
         return StoredForm(Nvfp4(), (rows, columns), sources, parts)

@@ -12,6 +12,8 @@ from ..scheme import StoredForm
 
 # By the containers' names: safetensors and GGUF have the same ones.
 FLOATING = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+# What factors of quantised weights are stored in.
+SCALES = " ".join(FLOATING)
 
 
 def plain_form(name: str, tensors: Mapping[str, TensorInfo]) -> StoredForm:

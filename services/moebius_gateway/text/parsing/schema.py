@@ -1,0 +1,133 @@
+"""What a tool's JSON schema says about the types of its arguments; bare text as a value of such a type."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
+# What nests deeper is not looked at.
+MAX_DEPTH = 32
+
+
+def argument_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+    """The JSON types that the argument `key` may have. All, where the schema says nothing.
+
+    Follows local `$ref`, `anyOf`, `oneOf`, `allOf`, `const`, `enum`, lists of types and `nullable`.
+    """
+    return _Types(schema).of_property(schema, key)
+
+
+def typed(text: str, types: frozenset[str]) -> str:
+    """`text` as the JSON of a value of one of `types`: as it stands if it is such JSON, else as a string.
+
+    Python's names and floats that are whole numbers count as what they mean.
+    """
+    stripped = text.strip()
+    word = stripped.lower()
+    if word in ("true", "false") and "boolean" in types:
+        return word
+    if "null" in types and (word == "null" or (word == "none" and "string" not in types)):
+        return "null"
+    kind, value = _parsed(stripped)
+    if kind == "number" and "number" not in types and "integer" in types and value.is_integer():
+        return str(int(value))
+    if kind in types - {"string"} or (kind == "string" and "string" not in types):
+        return stripped
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """The JSON type and value of `text`; the type is "" if it is not JSON."""
+    try:
+        value = json.loads(text, parse_constant=_not_json)
+    except (ValueError, RecursionError):
+        return "", None
+    return _type(value), value
+
+
+def _not_json(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _type(value: Any) -> str:
+    for kind, name in (
+        (bool, "boolean"),
+        (int, "integer"),
+        (float, "number"),
+        (str, "string"),
+        (list, "array"),
+        (dict, "object"),
+    ):
+        if isinstance(value, kind):
+            return name
+    return "null"
+
+
+class _Types:
+    """Types of one schema's parts. Each part is looked at once, whatever refers to it."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._seen: dict[int, frozenset[str]] = {}
+        self._searched: set[int] = set()
+
+    def of_property(self, schema: Any, key: str, depth: int = 0) -> frozenset[str]:
+        """Types of the property `key` of the object that `schema` describes."""
+        if not isinstance(schema, Mapping) or id(schema) in self._searched or depth > MAX_DEPTH:
+            return JSON_TYPES
+        self._searched.add(id(schema))
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping) and key in properties:
+            return self._of(properties[key], depth)
+        for part in [self._target(schema), *_parts(schema, "allOf"), *_parts(schema, "anyOf", "oneOf")]:
+            types = self.of_property(part, key, depth + 1)
+            if types != JSON_TYPES:
+                return types
+        return self._of(schema.get("additionalProperties"), depth)
+
+    def _of(self, schema: Any, depth: int) -> frozenset[str]:
+        if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+            return JSON_TYPES
+        if id(schema) not in self._seen:
+            self._seen[id(schema)] = JSON_TYPES  # what a cycle adds
+            self._seen[id(schema)] = self._narrowed(schema, depth + 1)
+        return self._seen[id(schema)]
+
+    def _narrowed(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
+        types = _declared(schema.get("type"))
+        if isinstance(schema.get("enum"), list):
+            types &= frozenset(map(_type, schema["enum"]))
+        if "const" in schema:
+            types &= {_type(schema["const"])}
+        for part in [self._target(schema), *_parts(schema, "allOf")]:
+            types &= self._of(part, depth)
+        for name in ("anyOf", "oneOf"):
+            if parts := _parts(schema, name):
+                types &= frozenset().union(*(self._of(part, depth) for part in parts))
+        if schema.get("nullable") is True:
+            types |= {"null"}
+        return types or JSON_TYPES
+
+    def _target(self, schema: Mapping[str, Any]) -> Any:
+        """What a local reference ("#/$defs/Point") points to; None if there is none."""
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return None
+        target: Any = self._root
+        for name in reference[2:].split("/"):
+            if not isinstance(target, Mapping):
+                return None
+            target = target.get(name.replace("~1", "/").replace("~0", "~"))
+        return target
+
+
+def _declared(declared: Any) -> frozenset[str]:
+    names = declared if isinstance(declared, list) else [declared]
+    known = JSON_TYPES & {name.lower() for name in names if isinstance(name, str)}
+    if "number" in known:
+        known |= {"integer"}
+    return known or JSON_TYPES
+
+
+def _parts(schema: Mapping[str, Any], *names: str) -> list[Any]:
+    return [part for name in names if isinstance(schema.get(name), list) for part in schema[name]]

@@ -1,0 +1,42 @@
+"""Routed experts beside one that every token goes to, as the Qwen families have it."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from moebius_kernels.router import topk_softmax
+from moebius_worker.engine.models.config import DecoderConfig, require
+from moebius_worker.engine.models.layers import GatedMlp, Linear
+from moebius_worker.engine.models.moe import MoeConfig, SparseMoe, num_experts
+from moebius_worker.engine.models.parameters import Slots
+
+
+class SharedExpertMoe:
+    """The sum of the routed experts and of the shared one, to which each token has a gate of its own."""
+
+    def __init__(self, moe: MoeConfig, shared_inner: int, *, renormalise: bool = True) -> None:
+        self.routed = SparseMoe(moe, partial(topk_softmax, top_k=moe.per_token, renormalise=renormalise))
+        self.shared = GatedMlp(moe.hidden_size, shared_inner, activation=moe.activation)
+        self.shared_gate = Linear(moe.hidden_size, {"shared_expert_gate": 1})
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.routed(x) + self.shared_gate(x).sigmoid() * self.shared(x)
+
+    def slots(self, prefix: str) -> Slots:
+        return (
+            self.routed.slots(prefix)
+            | self.shared.slots(f"{prefix}.shared_expert")
+            | self.shared_gate.slots(prefix)
+        )
+
+
+def read_experts(config: Mapping[str, Any], sizes: DecoderConfig) -> MoeConfig:
+    """Raises CheckpointError."""
+    return MoeConfig(
+        hidden_size=sizes.hidden_size,
+        inner=require(config, "moe_intermediate_size"),
+        total=num_experts(config),
+        per_token=require(config, "num_experts_per_tok"),
+    )
