@@ -17,10 +17,10 @@ BIG := awk '/Downloading.* [MG]B\)/ || /^Processing/ || /^Installing/ { print " 
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 
-.PHONY: help up test lint proto bench-gateway bench-stack clean
+.PHONY: help up test lint proto bench-gateway bench-stack bench-scheduler clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: $(VENV)/.installed ## serve the demo model here and chat with it (ARGS="--workers 1 --model PATH")
 	@exec $(BIN)/moebius up $(ARGS)
@@ -42,6 +42,9 @@ bench-gateway: $(VENV)/.installed-dev ## the gateway's CPU time for each streame
 
 bench-stack: $(VENV)/.installed-dev ## decode rate, and how long the death of a worker is felt
 	$(BIN)/python -m tests.bench.stack_figures
+
+bench-scheduler: $(VENV)/.installed-dev ## the scheduler's CPU time for each step
+	$(BIN)/python -m tests.bench.scheduler_step
 
 clean: ## remove the virtual environment and what tools left
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -55,11 +55,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """`slots` int64 [T]: where each row's key and value go, page * page_size + offset."""
+    """`slots` int64 [T]: where each row's key and value go, page * page_size + offset. `window`: as planned
+    for, None for all."""
 
     slots: torch.Tensor
     decodes: tuple[DecodeGroup, ...]
     chunks: tuple[Chunk, ...]
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def plan_attention(
             pages_tensor = torch.tensor(pages, device=device)
             chunks.append(Chunk(row, row + span.length, pages_tensor, span.end - base, window, mask))
     groups = tuple(_decode_group(rows, page_size, dtype, device) for rows in _similar(decoding))
-    return AttentionPlan(torch.tensor(slots, device=device), groups, tuple(chunks))
+    return AttentionPlan(torch.tensor(slots, device=device), groups, tuple(chunks), window)
 
 
 def _similar(rows: Sequence[_Row]) -> list[list[_Row]]:
@@ -130,7 +132,7 @@ def _decode_group(
         first = torch.tensor([row.first_key for row in rows], device=device).unsqueeze(1)
         last = torch.tensor([row.num_keys for row in rows], device=device).unsqueeze(1)
         key = torch.arange(num_keys, device=device)
-        mask = _additive((key >= first) & (key < last), dtype)[:, None, None, :]
+        mask = additive_mask((key >= first) & (key < last), dtype)[:, None, None, :]
     return DecodeGroup(
         torch.tensor([row.row for row in rows], device=device),
         torch.tensor(pages, device=device),
@@ -148,10 +150,10 @@ def causal_mask(
     visible = key <= position
     if window is not None:
         visible &= key > position - window
-    return _additive(visible, dtype)
+    return additive_mask(visible, dtype)
 
 
-def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """0 where visible, -inf elsewhere: attention turns a Boolean mask into this one, but in every layer."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, float("-inf"))

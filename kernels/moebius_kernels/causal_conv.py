@@ -15,24 +15,26 @@ def causal_conv1d(
     states: torch.Tensor,
     plan: StatePlan,
     activation: Literal["silu"] | None,
+    dilation: int = 1,
 ) -> torch.Tensor:
-    """`y[t, c] = act(bias[c] + sum_j weight[c, j] * x[t - K + 1 + j, c])`, in fp32, returned in x's dtype.
+    """`y[t, c] = act(bias[c] + sum_j weight[c, j] * x[t - (K - 1 - j) * dilation, c])`, in fp32, returned in
+    x's dtype.
 
-    x [T, C], weight [C, K], bias [C]. `states` [slots, C, K - 1] holds the K - 1 inputs of each request
-    before this step, the oldest first; it is left with those before the next.
+    x [T, C], weight [C, K], bias [C]. `states` [slots, C, (K - 1) * dilation] holds so many inputs of each
+    request before this step, the oldest first; it is left with those before the next.
     """
-    taps = weight.shape[1]
+    kept = (weight.shape[1] - 1) * dilation
     output = torch.empty_like(x)
     kernel = weight.float().unsqueeze(1)
     offset = None if bias is None else bias.float()
 
     def convolve(past: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Past [B, C, K - 1] and rows [B, C, L] -> outputs [B, C, L] and the past [B, C, K - 1] then."""
+        """Past [B, C, kept] and rows [B, C, L] -> outputs [B, C, L] and the past [B, C, kept] then."""
         inputs = torch.cat((past.float(), rows.float()), dim=-1)
-        y = F.conv1d(inputs, kernel, offset, groups=rows.shape[1])
+        y = F.conv1d(inputs, kernel, offset, dilation=dilation, groups=rows.shape[1])
         if activation == "silu":
             y = F.silu(y)
-        return y.to(x.dtype), inputs[..., inputs.shape[-1] - taps + 1 :]
+        return y.to(x.dtype), inputs[..., inputs.shape[-1] - kept :]
 
     if len(plan.rows):
         rows = x.index_select(0, plan.rows).unsqueeze(-1)

@@ -12,9 +12,7 @@ from moebius_kernels.formats.format import StoredMatrix
 EXPANDED_NUMBERS = 1 << 24
 
 
-def linear(
-    x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor | None = None) -> torch.Tensor:
     """`x @ W.T + bias` with W the rows of `blocks`, one block after another.
 
     x [..., C]; blocks [R_i, C] each; bias [sum of R_i]; the result is [..., sum of R_i] in x's dtype. Sums are

@@ -16,15 +16,26 @@ class Route:
     experts: torch.Tensor
 
 
-def topk_softmax(logits: torch.Tensor, top_k: int, *, renormalise: bool = True) -> Route:
+def topk_softmax(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    groups: int = 1,
+    top_groups: int = 1,
+    renormalise: bool = True,
+    scale: float = 1.0,
+) -> Route:
     """Softmax over all experts in fp32, then the top k, renormalised to sum 1 (Mixtral) or not (OLMoE).
 
-    logits [T, E], any float dtype.
+    logits [T, E], any float dtype. `scale` multiplies the weights. With `groups` of E / groups experts each,
+    side by side, only those of the `top_groups` best can be chosen; a group is as good as its best expert
+    (DeepSeek-V2).
     """
-    weights, experts = logits.float().softmax(dim=-1).topk(top_k, dim=-1)
+    probabilities = logits.float().softmax(dim=-1)
+    weights, experts = _of_best_groups(probabilities, groups, top_groups, 1).topk(top_k, dim=-1)
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
-    return Route(weights, experts)
+    return Route(weights * scale, experts)
 
 
 def softmax_topk(logits: torch.Tensor, top_k: int) -> Route:
@@ -51,14 +62,20 @@ def sigmoid_topk(
     """
     scores = logits.float().sigmoid()
     ranks = scores if bias is None else scores + bias.float()
-    if top_groups < groups:
-        grouped = ranks.unflatten(-1, (groups, -1))
-        best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
-        kept = torch.zeros_like(best, dtype=torch.bool)
-        kept.scatter_(-1, best.topk(top_groups, dim=-1).indices, True)
-        ranks = grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)
+    ranks = _of_best_groups(ranks, groups, top_groups, 2)
     experts = ranks.topk(top_k, dim=-1).indices
     weights = scores.gather(-1, experts)
     if renormalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + _SMALLEST_SUM)
     return Route(weights * scale, experts)
+
+
+def _of_best_groups(ranks: torch.Tensor, groups: int, top_groups: int, judged_by: int) -> torch.Tensor:
+    """-inf outside the groups whose best `judged_by` have the highest sums. ranks [T, E]."""
+    if top_groups == groups:
+        return ranks
+    grouped = ranks.unflatten(-1, (groups, -1))
+    best = grouped.topk(min(judged_by, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+    kept = torch.zeros_like(best, dtype=torch.bool)
+    kept.scatter_(-1, best.topk(top_groups, dim=-1).indices, True)
+    return grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)

@@ -18,6 +18,7 @@ from moebius_gateway.api.health_routes import health_router
 from moebius_gateway.api.lifecycle import Lifecycle
 from moebius_gateway.api.middleware import RequestMiddleware
 from moebius_gateway.api.model_routes import model_router
+from moebius_gateway.api.responses.routes import responses_router
 from moebius_gateway.api.services import Services
 from moebius_gateway.metrics import GatewayMetrics
 from moebius_gateway.settings import GatewaySettings
@@ -49,6 +50,7 @@ def build_app(
 
     app = FastAPI(title="Moebius", openapi_url=None, lifespan=running, redirect_slashes=False)
     app.include_router(generation_router(services))
+    app.include_router(responses_router(services))
     app.include_router(model_router(backend))
     app.include_router(health_router(services))
     app.add_middleware(

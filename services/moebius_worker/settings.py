@@ -47,6 +47,16 @@ class WorkerSettings(ServiceSettings):
     kv_cache_memory: ByteSize | None = Field(
         None, description="Memory for the KV cache, for example 2GiB. Left out: what the memory plan finds."
     )
+    kv_cache_dtype: Literal["model", "fp8", "int8"] = Field(
+        "model",
+        description="How keys and values are kept: model (as computed), fp8 or int8, which take about half "
+        "of bfloat16 and cost some accuracy (int8 the least).",
+    )
+    expand_weights: Literal["auto", "yes", "no"] = Field(
+        "auto",
+        description="Whether quantised weights are expanded to --dtype when they are loaded: faster on a CPU, "
+        "but larger. auto: on a CPU, if they then fit into half of the memory.",
+    )
     max_model_len: int | None = Field(
         None,
         gt=0,

@@ -71,7 +71,9 @@ def upcycle(
         for name, content in tokenizer.items():
             (partial / name).write_bytes(content)
         (partial / "config.json").write_text(json.dumps(config, indent=2))
-        _write_weights(partial, plan, _Maker(reader, scheme, options), shard_bytes, progress, destination.name)
+        _write_weights(
+            partial, plan, _Maker(reader, scheme, options), shard_bytes, progress, destination.name
+        )
         partial.rename(destination)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"Cannot write {destination}: {error}") from error

@@ -52,11 +52,18 @@ BOTH = [
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
     ("best_of", 2),
-    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema"}),
+    ("response_format", {"type": "xml"}),
+    ("guided_json", {"type": "strin"}),
+    ("guided_json", "{"),
+    ("guided_regex", "a(b"),
+    ("guided_choice", []),
+    ("guided_grammar", "start: nothing_of_that_name"),
+    ("structured_outputs", {"regex": "("}),
+    ("structured_outputs", {"structural_tag": {}}),
     ("use_beam_search", True),
     ("user", 5),
     ("speed", "ludicrous"),
-    ("guided_json", {}),
     ("model", ""),
     ("model", "x" * 257),
 ]
@@ -89,9 +96,10 @@ PLAIN_ONLY = [
     ("prompt", ["a"] * 129),
     ("logprobs", 21),
     ("logprobs", True),
-    ("echo", True),
+    ("echo", 1),
     ("suffix", "end"),
     ("messages", []),
+    ("tools", []),
 ]
 CASES = [
     *(("chat", *case) for case in BOTH + CHAT_ONLY),
@@ -163,6 +171,9 @@ async def test_values_that_change_nothing_are_accepted(
     assert response.status_code == 200, response.text
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
@@ -176,7 +187,12 @@ async def test_values_that_change_nothing_are_accepted(
         ),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content"),
         ({"role": "user", "content": ["text"]}, "messages[0].content"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        (
+            {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
         ("x", "messages[0]"),
     ],
 )
@@ -281,7 +297,7 @@ async def test_unknown_model_and_url(gateway: Gateway) -> None:
     async with gateway.client() as client:
         missing = await client.post("/v1/chat/completions", json=CHAT | {"model": "none"})
         assert (missing.status_code, error_of(missing)["code"]) == (404, "model_not_found")
-        for method, path in [("POST", "/v1/embeddings"), ("POST", "/v1/responses"), ("GET", "/")]:
+        for method, path in [("POST", "/v1/nonsense"), ("POST", "/v2/responses"), ("GET", "/")]:
             response = await client.request(method, path)
             assert (response.status_code, error_of(response)["code"]) == (404, "unknown_url")
             assert error_of(response)["message"] == f"unknown URL: {path}"

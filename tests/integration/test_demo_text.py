@@ -26,7 +26,7 @@ def greedy(location: Path, prompts: list[list[int]]) -> list[list[int]]:
     """`TOKENS` greedy ids for each prompt, computed as one batch."""
     options = RunnerOptions(dtype="float32", kv_cache_bytes=512 << 20, max_step_tokens=512, threads=1)
     runner = ModelRunner.load(open_checkpoint(str(location)), options, lambda *_: None)
-    pages_each = -(-(max(map(len, prompts)) + TOKENS) // runner.page_size)
+    pages_each = -(-(max(map(len, prompts)) + TOKENS) // runner.layout.page_size)
     tables = [tuple(range(i * pages_each, (i + 1) * pages_each)) for i in range(len(prompts))]
     texts = [list(prompt) for prompt in prompts]
     computed = [0] * len(prompts)

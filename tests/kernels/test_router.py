@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, GptOssConfig, MiniMaxM2Config, OlmoeConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig, MiniMaxM2Config, OlmoeConfig
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.minimax_m2.modeling_minimax_m2 import MiniMaxM2TopKRouter
@@ -41,6 +42,25 @@ def test_topk_softmax_equals_olmoe(renormalise):
     router.weight.data = draw(EXPERTS, HIDDEN)
     x = draw(TOKENS, HIDDEN, seed=1)
     check(topk_softmax(x @ router.weight.T, TOP_K, renormalise=renormalise), router, x)
+
+
+@pytest.mark.parametrize(("groups", "top_groups"), [(4, 2), (8, 3), (32, 6)])
+def test_topk_softmax_of_the_best_groups_equals_deepseek_v2(groups, top_groups):
+    config = DeepseekV2Config(
+        hidden_size=HIDDEN,
+        n_routed_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        n_group=groups,
+        topk_group=top_groups,
+        topk_method="group_limited_greedy",
+        routed_scaling_factor=2.5,
+    )
+    router = DeepseekV2TopkRouter(config)
+    router.weight.data = draw(EXPERTS, HIDDEN)
+    x = draw(TOKENS, HIDDEN, seed=1)
+    logits = x @ router.weight.T
+    kinds = {"groups": groups, "top_groups": top_groups, "renormalise": False, "scale": 2.5}
+    check(topk_softmax(logits, TOP_K, **kinds), router, x)
 
 
 def test_softmax_topk_equals_gpt_oss():

@@ -14,13 +14,13 @@ from gguf import GGMLQuantizationType as Type
 
 # E2M1 doubled, as the halved powers of two beside it want it.
 _MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-_IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_BITS = tuple(range(8))
-_CRUMBS = (0, 2, 4, 6)
-_NIBBLES = (0, 4)
+IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+BITS = tuple(range(8))
+CRUMBS = (0, 2, 4, 6)
+NIBBLES = (0, 4)
 
 
-def _fields(packed: torch.Tensor, group: int, shifts: tuple[int, ...]) -> torch.Tensor:
+def fields(packed: torch.Tensor, group: int, shifts: tuple[int, ...]) -> torch.Tensor:
     """The bit fields of the bytes [..., k], uint8 [..., k * len(shifts)].
 
     Of each `group` bytes, first all their fields at the first shift, then all at the next.
@@ -46,9 +46,9 @@ def _table(entries: tuple[int, ...], codes: torch.Tensor) -> torch.Tensor:
 
 def _legacy(blocks: torch.Tensor, *, bits: int, minimum: bool) -> torch.Tensor:
     """Q4_0, Q4_1, Q5_0, Q5_1: a factor, perhaps a minimum, perhaps 32 fifth bits, 32 nibbles."""
-    codes = _fields(blocks[..., -16:], 16, _NIBBLES)
+    codes = fields(blocks[..., -16:], 16, NIBBLES)
     if bits == 5:
-        codes = codes | _fields(blocks[..., -20:-16], 1, _BITS) << 4
+        codes = codes | fields(blocks[..., -20:-16], 1, BITS) << 4
     if minimum:
         return _half(blocks, 0) * codes.float() + _half(blocks, 2)
     return _half(blocks, 0) * (codes.float() - (1 << bits - 1))
@@ -59,22 +59,22 @@ def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, codes = blocks[..., :16], _fields(blocks[..., 16:80], 32, _CRUMBS)
+    scales, codes = blocks[..., :16], fields(blocks[..., 16:80], 32, CRUMBS)
     factors = _half(blocks, 80) * (scales & 15).float()
     minima = _half(blocks, 82) * (scales >> 4).float()
     return _scaled(factors, codes.float()) - minima.repeat_interleave(16, -1)
 
 
 def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
-    codes = _fields(blocks[..., 32:96], 32, _CRUMBS).float()
+    codes = fields(blocks[..., 32:96], 32, CRUMBS).float()
     # The third bit says that 4 is not to be subtracted.
-    codes = codes - 4 * (1 - _fields(blocks[..., :32], 32, _BITS).float())
-    low = _fields(blocks[..., 96:104], 8, _NIBBLES)
-    high = _fields(blocks[..., 104:108], 4, _CRUMBS)
+    codes = codes - 4 * (1 - fields(blocks[..., :32], 32, BITS).float())
+    low = fields(blocks[..., 96:104], 8, NIBBLES)
+    high = fields(blocks[..., 104:108], 4, CRUMBS)
     return _scaled(_half(blocks, 108) * ((low | high << 4).float() - 32), codes)
 
 
-def _factors_and_minima(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def factors_and_minima(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The 8 factors and 8 minima, 6 bits each, that Q4_K and Q5_K pack into 12 bytes."""
     low, middle, mixed = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     factors = torch.cat((low & 63, mixed & 15 | low >> 6 << 4), -1)
@@ -83,36 +83,36 @@ def _factors_and_minima(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _q45_k(blocks: torch.Tensor, *, bits: int) -> torch.Tensor:
-    codes = _fields(blocks[..., -128:], 32, _NIBBLES)
+    codes = fields(blocks[..., -128:], 32, NIBBLES)
     if bits == 5:
-        codes = codes | _fields(blocks[..., 16:48], 32, _BITS) << 4
-    factors, minima = _factors_and_minima(blocks[..., 4:16])
+        codes = codes | fields(blocks[..., 16:48], 32, BITS) << 4
+    factors, minima = factors_and_minima(blocks[..., 4:16])
     offsets = (_half(blocks, 2) * minima).repeat_interleave(32, -1)
     return _scaled(_half(blocks, 0) * factors, codes.float()) - offsets
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    codes = _fields(blocks[..., :128], 64, _NIBBLES) | _fields(blocks[..., 128:192], 32, _CRUMBS) << 4
+    codes = fields(blocks[..., :128], 64, NIBBLES) | fields(blocks[..., 128:192], 32, CRUMBS) << 4
     scales = blocks[..., 192:208].contiguous().view(torch.int8).float()
     return _scaled(_half(blocks, 208) * scales, codes.float() - 32)
 
 
 def _iq4_nl(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * _table(_IQ4_NL, _fields(blocks[..., 2:], 16, _NIBBLES))
+    return _half(blocks, 0) * _table(IQ4_NL, fields(blocks[..., 2:], 16, NIBBLES))
 
 
 def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
-    low = _fields(blocks[..., 4:8], 1, _NIBBLES)
-    high = _fields(blocks[..., 2:4], 1, _CRUMBS)
+    low = fields(blocks[..., 4:8], 1, NIBBLES)
+    high = fields(blocks[..., 2:4], 1, CRUMBS)
     scales = _half(blocks, 0) * ((low | high << 4).float() - 32)
-    return _scaled(scales, _table(_IQ4_NL, _fields(blocks[..., 8:], 16, _NIBBLES)))
+    return _scaled(scales, _table(IQ4_NL, fields(blocks[..., 8:], 16, NIBBLES)))
 
 
 def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
     exponent = blocks[..., :1].int()
     # 2^(exponent - 128); the two smallest are denormal.
     bits = torch.where(exponent < 2, 1 << 21 + exponent.clamp(max=1), exponent - 1 << 23)
-    return bits.view(torch.float32) * _table(_MXFP4, _fields(blocks[..., 1:], 16, _NIBBLES))
+    return bits.view(torch.float32) * _table(_MXFP4, fields(blocks[..., 1:], 16, NIBBLES))
 
 
 def _trits(packed: torch.Tensor, count: int) -> torch.Tensor:
@@ -128,11 +128,11 @@ def _tq1_0(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _tq2_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 64) * (_fields(blocks[..., :64], 32, _CRUMBS).float() - 1)
+    return _half(blocks, 64) * (fields(blocks[..., :64], 32, CRUMBS).float() - 1)
 
 
 def _q1_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * (2 * _fields(blocks[..., 2:], 1, _BITS).float() - 1)
+    return _half(blocks, 0) * (2 * fields(blocks[..., 2:], 1, BITS).float() - 1)
 
 
 DECODERS: Mapping[Type, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(

@@ -71,8 +71,8 @@ def make_choices(
         raise invalid(
             f"'min_tokens' must not be above the limit of {request.max_tokens} tokens", "min_tokens"
         )
-    _check_ids("stop_token_ids", request.stop_token_ids, model)
-    _check_ids("logit_bias", request.sampling.logit_bias, model)
+    check_ids(request.stop_token_ids, model, "stop_token_ids")
+    check_ids(request.sampling.logit_bias, model, "logit_bias")
     # A special token has no text: as a stop string it could never be found.
     special = [text.special_token_id(stop) for stop in request.stop]
     stop_token_ids = {*request.stop_token_ids, *(token_id for token_id in special if token_id is not None)}
@@ -107,11 +107,8 @@ def make_choices(
     return choices
 
 
-def check_prompt_ids(ids: Collection[int], model: ModelInfo) -> None:
-    _check_ids("prompt", ids, model)
-
-
-def _check_ids(name: str, ids: Collection[int], model: ModelInfo) -> None:
+def check_ids(ids: Collection[int], model: ModelInfo, name: str) -> None:
+    """Raises `ApiError` for ids that the model has not. `name`: of the parameter."""
     if ids and not 0 <= min(ids) <= max(ids) < model.vocab_size:
         raise invalid(f"invalid value for '{name}': token ids are in [0, {model.vocab_size})", name)
 

@@ -1,4 +1,4 @@
-"""POST routes that generate: a way in for each dialect, and one path behind them."""
+"""POST routes without a state: a way in for each dialect, and one path behind them."""
 
 from collections.abc import Awaitable, Callable
 
@@ -17,6 +17,7 @@ from moebius_gateway.api.openai.completion_answer import CompletionDialect
 from moebius_gateway.api.openai.completion_request import CompletionRequest
 from moebius_gateway.api.prepare import encoded, prepare
 from moebius_gateway.api.services import Services
+from moebius_gateway.api.tokenization import detokenize, tokenize
 
 Handler = Callable[[Services, Request], Awaitable[Response]]
 
@@ -65,6 +66,10 @@ ROUTES: dict[str, Handler] = {
     "/v1/completions": completions,
     "/v1/messages": messages,
     "/v1/messages/count_tokens": count_tokens,
+    "/tokenize": tokenize,
+    "/v1/tokenize": tokenize,
+    "/detokenize": detokenize,
+    "/v1/detokenize": detokenize,
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from moebius_gateway.api.choices import Choice, check_prompt_ids, make_choices
+from moebius_gateway.api.choices import Choice, check_ids, make_choices
 from moebius_gateway.api.constraint import constraint
 from moebius_gateway.api.context import context_of
 from moebius_gateway.api.errors import invalid
@@ -53,7 +53,7 @@ async def encoded(request: GenerationRequest, model: ModelInfo, text: TextModel)
         return [await text.encode_chat(request.offered())]
     for prompt in request.prompt:
         if not isinstance(prompt, str):
-            check_prompt_ids(prompt, model)
+            check_ids(prompt, model, "prompt")
     ids = iter(await text.encode([prompt for prompt in request.prompt if isinstance(prompt, str)]))
     return [EncodedPrompt(next(ids) if isinstance(prompt, str) else prompt) for prompt in request.prompt]
 

@@ -26,6 +26,10 @@ class ToolChoice:
     mode: ToolMode = ToolMode.AUTO
     names: frozenset[str] = frozenset()
 
+    def offers(self, name: str) -> bool:
+        """Whether the model is told of the tool: of all, unless some were chosen to choose from."""
+        return self.mode is not ToolMode.AUTO or not self.names or name in self.names
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingWishes:

@@ -5,15 +5,15 @@ from typing import Any
 
 from moebius_gateway.text.conversation import Tool
 from moebius_gateway.text.grammar import ANY_TEXT, of_schema
-from moebius_gateway.text.lark import GAP, LarkWriter
+from moebius_gateway.text.lark import LarkWriter
 from moebius_gateway.text.parsing.schema import argument_types
 from moebius_gateway.text.parsing.spec import (
     Channel,
     Form,
+    JsonArguments,
     JsonCall,
     NamedCall,
     ParserSpec,
-    QuotedArguments,
     Rule,
     TaggedArguments,
 )
@@ -42,7 +42,7 @@ def text_with_calls(writer: LarkWriter, spec: ParserSpec, tools: Sequence[Tool],
     assert rule is not None
     block = writer.rule("block", _block(writer, rule, form, tools, one=one, opened=True))
     before = writer.up_to("before_call", rule.open)
-    return f"({before} {GAP} {block}){'?' if one else '*'} {writer.rule('rest', ANY_TEXT)}"
+    return f"({before} {writer.gap} {block}){'?' if one else '*'} {writer.rule('rest', ANY_TEXT)}"
 
 
 def _form(spec: ParserSpec, *, bare: bool) -> tuple[Rule | None, Form]:
@@ -56,7 +56,7 @@ def _form(spec: ParserSpec, *, bare: bool) -> tuple[Rule | None, Form]:
             if isinstance(form, JsonCall) and spec.start and not bare:
                 break
             if isinstance(form, JsonCall) or (
-                isinstance(form, NamedCall) and not isinstance(form.arguments, QuotedArguments)
+                isinstance(form, NamedCall) and isinstance(form.arguments, JsonArguments | TaggedArguments)
             ):
                 return rule, form
     raise UnsupportedError(
@@ -71,11 +71,11 @@ def _block(
     call = writer.rule("call", " | ".join(_call(writer, form, tool, i) for i, tool in enumerate(tools)))
     if rule is None:
         return call
-    inner = call if one or not rule.several else f"{call} ({GAP} {call})*"
-    close = f"({GAP} {writer.literal(rule.close[0])})?" if rule.close else ""
-    rest = f"{GAP} {inner} {close}"
-    block = rest if opened else f"{GAP} {writer.literal(rule.open)} {rest}"
-    again = f"({GAP} {writer.literal(rule.open)} {rest})*"
+    inner = call if one or not rule.several else f"{call} ({writer.gap} {call})*"
+    close = f"({writer.gap} {writer.literal(rule.close[0])})?" if rule.close else ""
+    rest = f"{writer.gap} {inner} {close}"
+    block = rest if opened else f"{writer.gap} {writer.literal(rule.open)} {rest}"
+    again = f"({writer.gap} {writer.literal(rule.open)} {rest})*"
     return block if one or rule.several else f"{block} {again}"
 
 
@@ -91,15 +91,13 @@ def _call(writer: LarkWriter, form: Form, tool: Tool, number: int) -> str:
             "additionalProperties": False,
         }
         return writer.part(f"call_{number}", of_schema(schema | _definitions(tool.parameters)))
-    # Of the ways to begin, the one that says what the arguments are.
-    head = next((head for head in form.heads if "<|constrain|>" in head), form.heads[0])
     if isinstance(form.arguments, TaggedArguments):
         arguments = _tagged(writer, form.arguments, tool, number)
     else:
         arguments = writer.part(f"arguments_{number}", of_schema(_object(tool.parameters)))
     ends = " | ".join(map(writer.literal, form.ends))
-    return f"{writer.template(head, name=tool.name, word='json')} {GAP} {arguments}" + (
-        f" ({GAP} ({ends}))*" if ends else ""
+    return f"{writer.template(form.heads[0], name=tool.name)} {writer.gap} {arguments}" + (
+        f" ({writer.gap} ({ends}))*" if ends else ""
     )
 
 
@@ -113,10 +111,11 @@ def _tagged(writer: LarkWriter, form: TaggedArguments, tool: Tool, number: int) 
         head = writer.template(form.argument, key=key, word="true" if text else "false")
         if not text:
             value = writer.part(name, of_schema({**_definitions(tool.parameters), **schema}))
-            value = f"{GAP} {value} {GAP} {writer.literal(form.close)}"
+            value = f"{writer.gap} {value} {writer.gap} {writer.literal(form.close)}"
         elif isinstance(schema, dict) and "enum" in schema:
             words = " | ".join(writer.literal(str(word)) for word in schema["enum"])
-            value = f"{GAP} ({words}) {GAP} {writer.literal(form.close)}"
+            line = r"/\n?/" if form.lines else ""
+            value = f"{line} ({words}) {line} {writer.literal(form.close)}"
         else:
             if tool.strict and isinstance(schema, dict) and not schema.keys() <= REMARKS:
                 raise UnsupportedError(
@@ -125,7 +124,7 @@ def _tagged(writer: LarkWriter, form: TaggedArguments, tool: Tool, number: int) 
                     "tools",
                 )
             value = writer.up_to(f"{name}_text", form.close)
-        argument = writer.rule(name, f"{head} {value} {GAP}")
+        argument = writer.rule(name, f"{head} {value} {writer.gap}")
         written.append(argument if key in required else f"{argument}?")
     return " ".join([*written, writer.literal(form.end)])
 

@@ -5,15 +5,18 @@ from collections.abc import Mapping
 
 from moebius_gateway.text.grammar import ANY_TEXT, Part, composed, escaped, quoted
 
-# Between markers and what they enclose; also what a space in a template stands for.
-GAP = r"/[ \t\n]{0,8}/"
+# White space that most families let stand between markers and what they enclose.
+GAP = r"/[ \t\n]{0,4}/"
 
 
 class LarkWriter:
     """Markers that are special tokens are written as their ids, since the sampler sees no text in them."""
 
-    def __init__(self, special_tokens: Mapping[str, int]) -> None:
-        """`special_tokens`: text to id."""
+    def __init__(self, special_tokens: Mapping[str, int], *, gaps: bool) -> None:
+        """`special_tokens`: text to id. `gaps`: white space may stand between markers."""
+        # What stands for it, in rules and for the spaces of templates.
+        self.gap = GAP if gaps else ""
+        self._space = GAP if gaps else quoted(" ")
         self._special = special_tokens
         self._splitter = re.compile("(" + "|".join(map(re.escape, special_tokens)) + ")")
         self._rules: dict[str, str] = {}
@@ -39,19 +42,32 @@ class LarkWriter:
         )
 
     def template(self, template: str, **slots: str) -> str:
-        """A template of a family's description: slots filled (or empty), spaces short white space."""
+        """A template of a family's description: slots filled (or empty), spaces as white space."""
         for name, value in slots.items():
             template = template.replace(f"{{{name}}}", value)
         template = re.sub(r"\{\w+\}", "", template)
-        return f" {GAP} ".join(filter(None, map(self.literal, template.split(" "))))
+        return f" {self._space} ".join(filter(None, map(self.literal, template.split(" "))))
 
     def up_to(self, name: str, marker: str, max_tokens: int | None = None) -> str:
-        """Any text, and the first `marker` behind it."""
-        if max_tokens is not None or marker in self._special:
-            # A limit would cut off the marker too, so that stands apart.
-            limit = "" if max_tokens is None else f"[max_tokens={max_tokens}]"
+        """Any text, at most of so many tokens, and the first `marker` behind it."""
+        limit = "" if max_tokens is None else f"[max_tokens={max_tokens}]"
+        if marker in self._special:
             return f"{self.rule(name + limit, ANY_TEXT)} {self.literal(marker)}"
-        return self.rule(f"{name}[lazy]", f"/(.|\\n)*{escaped(marker)}/")
+        if max_tokens is None:
+            return self.rule(f"{name}[lazy]", f"/(.|\\n)*{escaped(marker)}/")
+        # A limit cuts off a lazy rule's marker too. As a grammar of its own it ends before.
+        text = self.rule(name + limit, self.part(f"{name}_text", _without(marker)))
+        return f"{text} {self.literal(marker)}"
 
     def written(self, start: str) -> str:
         return composed("\n".join([f"start: {start}", *self._rules.values()]), self._parts)
+
+
+def _without(marker: str) -> Part:
+    """Text in which `marker` does not occur, nor a beginning of it before another (`</thin</think>`)."""
+    first = escaped(marker[0])
+    beginnings = [
+        f"{first}+{escaped(marker[1:i])}[^{escaped(marker[i])}{first}]" for i in range(1, len(marker))
+    ]
+    lines = ("start: (OTHER | BEGINNING)*", f"OTHER: /[^{first}]+/", f"BEGINNING: /{'|'.join(beginnings)}/")
+    return {"lark_grammar": "\n".join(lines)}

@@ -65,7 +65,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
     checkpoint = open_checkpoint(settings.model, progress=progress)
     progress("starting PyTorch", 0, 0)
     # Late, so that a checkpoint that is not there is reported at once.
-    from moebius_worker.engine.cache.layout import CacheLayout
+    from moebius_kernels.kv_pages import KvFormat
     from moebius_worker.engine.faults import FaultInjector
     from moebius_worker.engine.loop import EngineLoop
     from moebius_worker.engine.runner import ModelRunner, RunnerOptions
@@ -80,10 +80,13 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
         max_model_len=settings.max_model_len,
         threads=settings.threads,
         max_step_tokens=settings.max_step_tokens,
+        max_running=settings.max_running,
+        kv_format=KvFormat(settings.kv_cache_dtype),
+        expand_weights={"auto": None, "yes": True, "no": False}[settings.expand_weights],
     )
     runner = ModelRunner.load(checkpoint, options, progress)
     config = SchedulerConfig(
-        CacheLayout(page_size=runner.page_size, num_pages=runner.num_pages),
+        runner.layout,
         max_running=settings.max_running,
         max_step_tokens=runner.max_step_tokens,
         max_model_len=runner.max_model_len,
@@ -104,7 +107,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
         eos_token_ids=checkpoint.eos_token_ids,
         dtype=runner.dtype_name,
         device=runner.device_name,
-        page_size=runner.page_size,
+        page_size=runner.layout.page_size,
     )
     pipe.send(engine_pb2.EngineFrame(ready=engine_pb2.EngineReady(model=model, stats=loop.stats())))
     loop.run()

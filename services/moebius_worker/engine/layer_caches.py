@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from moebius_kernels.kv_pages import KvFormat, KvPages, bytes_per_page
+from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.types import StateStep
 
 # A linear-state layer's tensors by name, [slots, ...] each.
@@ -98,11 +99,8 @@ class LayerCache:
 
 def allocate_caches(
     specs: CacheSpecs,
+    layout: CacheLayout,
     *,
-    num_pages: int,
-    num_window_pages: int,
-    state_slots: int,
-    page_size: int,
     format: KvFormat,
     dtype: torch.dtype,
     device: torch.device,
@@ -111,11 +109,11 @@ def allocate_caches(
     caches: list[LayerCache] = []
     for spec in specs:
         if isinstance(spec, KvSpec):
-            pages = num_pages if spec.window is None else num_window_pages
+            pages = layout.num_pages if spec.window is None else layout.num_window_pages
             tensors: KvPages | StateTensors = KvPages.allocate(
                 format,
                 pages,
-                page_size,
+                layout.page_size,
                 spec.kv_heads,
                 spec.key_dim,
                 spec.value_dim,
@@ -127,7 +125,7 @@ def allocate_caches(
         else:
             tensors = {
                 name: torch.zeros(
-                    (state_slots, *shape), dtype=spec.dtypes.get(name, dtype), device=device
+                    (layout.state_slots, *shape), dtype=spec.dtypes.get(name, dtype), device=device
                 )
                 for name, shape in spec.shapes.items()
             }
@@ -147,7 +145,9 @@ def enter_states(caches: Sequence[LayerCache], steps: Sequence[tuple[StateStep, 
     zeroed = [step.slot for step, start in steps if step.restore is None and start == 0]
     for tensor in _states(caches):
         if restored:
-            sources, slots = (torch.tensor(column, device=tensor.device) for column in zip(*restored, strict=True))
+            sources, slots = (
+                torch.tensor(column, device=tensor.device) for column in zip(*restored, strict=True)
+            )
             tensor[slots] = tensor[sources]
         if zeroed:
             tensor[torch.tensor(zeroed, device=tensor.device)] = 0

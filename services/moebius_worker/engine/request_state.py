@@ -1,5 +1,6 @@
 """What the scheduler knows about one request, and how a request moves on."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ class RequestState:
     # The highest value that `computed` ever had: what a preempted request finds in the tree below this
     # position was its own work.
     reached: int = 0
+    # Prompt tokens that were found in the cache, until the first output tells.
     cached_tokens: int = 0
     # Of the prefill since the last admission: where it stops for snapshots, see `snapshots.py`.
     last_mark: int = 0
@@ -37,14 +39,17 @@ class RequestState:
     # While waiting: pages needed at the last look, and the step from which the next look is due.
     need: int = 0
     look_again: int = 0
+    handle: int = field(init=False)
+    quarantined: bool = field(init=False)
     # All known tokens; those of them that were generated (resumed ones included), and the others.
     tokens: list[int] = field(init=False)
     outputs: list[int] = field(init=False)
     prompt_ids: tuple[int, ...] = field(init=False)
-    _reported: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         prompt_len = self.request.prompt_len
+        self.handle = self.request.handle
+        self.quarantined = self.request.quarantined
         self.tokens = list(self.request.token_ids)
         self.outputs = self.tokens[prompt_len:]
         self.prompt_ids = self.request.token_ids[:prompt_len]
@@ -53,6 +58,12 @@ class RequestState:
     def pending(self) -> int:
         """Known tokens that are still to be computed; 1 when decoding."""
         return len(self.tokens) - self.computed
+
+    @property
+    def latest_start(self) -> float:
+        """When it need not be admitted any more; a client that has had a part of the text gets the rest."""
+        deadline = self.request.deadline
+        return math.inf if deadline is None or self.begun else deadline
 
     @property
     def marks(self) -> tuple[int, int]:
@@ -73,18 +84,17 @@ class RequestState:
     def accept(self, sampled: Sequence[int]) -> Output:
         """Appends `sampled` up to the token that ends the request; those after it are dropped."""
         request, tokens, outputs = self.request, self.tokens, self.outputs
+        accepted = tuple(sampled)
         finish: Finish | None = None
-        count = 0
-        for token in sampled:
-            count += 1
+        for count, token in enumerate(accepted, 1):
             tokens.append(token)
             outputs.append(token)
             if token in request.stop_token_ids and len(outputs) > request.min_tokens:
                 finish = Finish.STOP
-                break
-            if len(tokens) >= self.limit:
+            elif len(tokens) >= self.limit:
                 finish = Finish.LENGTH
+            if finish is not None:
+                accepted = accepted[:count]
                 break
-        cached_tokens = 0 if self._reported else self.cached_tokens
-        self._reported = True
-        return Output(request.handle, tuple(sampled[:count]), finish, cached_tokens)
+        cached_tokens, self.cached_tokens = self.cached_tokens, 0
+        return Output(self.handle, accepted, finish, cached_tokens)

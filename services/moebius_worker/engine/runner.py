@@ -14,7 +14,7 @@ from moebius_kernels.state_plan import plan_states
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import allocate_caches, enter_states, leave_states
-from moebius_worker.engine.memory import GPU_SHARE, HOST_SHARE, Demand, MemoryPlan, plan_memory
+from moebius_worker.engine.memory import GPU_SHARE, HOST_SHARE, Demand, MemoryPlan, plan_memory, plan_table
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.parameters import Place
@@ -50,6 +50,8 @@ class RunnerOptions:
     max_model_len: int | None = None
     threads: int | None = None
     max_step_tokens: int | None = None
+    # Requests that are computed at the same time: the caches are divided for so many.
+    max_running: int = 32
     # "model" is the dtype; "fp8" and "int8" take about half of bf16.
     kv_format: KvFormat = KvFormat.MODEL
     # Quantised weights: kept as they are stored, or expanded to the dtype. None: expanded on a CPU, where
@@ -73,7 +75,6 @@ class ModelRunner:
         architecture: str,
         model: Decoder,
         plan: MemoryPlan,
-        page_size: int,
         max_step_tokens: int,
         place: Place,
         kv_format: KvFormat,
@@ -81,22 +82,16 @@ class ModelRunner:
         """Allocates the KV cache of `plan` at `place`, where the parameters of `model` are."""
         self.architecture = architecture
         self.vocab_size = model.config.vocab_size
-        self.page_size = page_size
         self.max_step_tokens = max_step_tokens
-        self.num_pages = plan.num_pages
+        self.layout = plan.layout
         self.max_model_len = plan.max_model_len
-        # How far back the layers with a window see; None without such layers.
-        self.window = model.caches.longest_window
         self.device_name = str(place.device)
         self.dtype_name = str(place.dtype).removeprefix("torch.")
         self._model = model
         self._place = place
         self._caches = allocate_caches(
             model.caches,
-            num_pages=plan.num_pages,
-            num_window_pages=plan.num_pages,
-            state_slots=64,
-            page_size=page_size,
+            plan.layout,
             format=kv_format,
             dtype=place.dtype,
             device=place.device,
@@ -124,7 +119,7 @@ class ModelRunner:
             memory,
             GPU_SHARE if gpu else HOST_SHARE,
         )
-        log.info("memory plan", **{name: getattr(plan, name) for name in MemoryPlan.__slots__})
+        log.info("memory plan\n" + plan_table(plan))
         loading.allocate(place)
         loading.fill(progress=lambda name, done, total: progress("loading weights", done, total))
         log.info("weights loaded", **loading.stored_forms())
@@ -132,7 +127,6 @@ class ModelRunner:
             architecture_of(checkpoint.config),
             model,
             plan,
-            options.page_size,
             step_tokens,
             place,
             options.kv_format,
@@ -190,7 +184,7 @@ class ModelRunner:
         ]
         return plan_attention(
             spans,
-            page_size=self.page_size,
+            page_size=self.layout.page_size,
             window=window,
             dtype=self._place.dtype,
             device=self._place.device,
@@ -204,9 +198,7 @@ def _plan_loading(
     reader, scheme = open_weights(checkpoint, model.LAYOUT)
 
     def planned(expand: bool) -> Loading:
-        loading = plan_loading(
-            reader, scheme, model.slots(), model.ignores, dtype=place.dtype, expand=expand
-        )
+        loading = plan_loading(reader, scheme, model.slots(), model.ignores, dtype=place.dtype, expand=expand)
         loading.allocate(Place(torch.device("meta"), place.dtype))
         return loading
 
@@ -236,9 +228,7 @@ def _place(checkpoint: Checkpoint, options: RunnerOptions) -> Place:
     return Place(torch.device(name), _DTYPES[dtype])
 
 
-def _demand(
-    model: Decoder, weights: int, options: RunnerOptions, rows: int, dtype: torch.dtype
-) -> Demand:
+def _demand(model: Decoder, weights: int, options: RunnerOptions, rows: int, dtype: torch.dtype) -> Demand:
     """`weights`: their bytes; `rows`: the tokens of the largest step."""
     config, caches = model.config, model.caches
     if (asked := options.max_model_len) is not None and asked > config.max_position_embeddings:
@@ -247,20 +237,22 @@ def _demand(
             "model was made for. Lower it."
         )
     longest = asked or config.max_position_embeddings
-    gathered = max(spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in caches.kv)
+    gathered = max((spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in caches.kv), default=0)
     return Demand(
         weights=weights,
         # Rows and their logits in fp32, a prefill's mask (as truth values and as numbers), and one layer's
-        # keys and values gathered from their pages.
+        # keys and values gathered from their pages, in fp32 where they are quantised.
         workspace=4 * rows * (model.row_elements + config.vocab_size)
         + 5 * rows * longest
-        + max(MAX_GROUP_KEYS, longest) * gathered * dtype.itemsize,
-        page_bytes=sum(
-            caches.page_bytes(options.page_size, options.kv_format, dtype, windowed=windowed)
-            for windowed in (False, True)
-        ),
+        + 4 * max(MAX_GROUP_KEYS, longest) * gathered,
+        page_bytes=caches.page_bytes(options.page_size, options.kv_format, dtype, windowed=False),
         page_size=options.page_size,
         context_len=config.max_position_embeddings,
         max_model_len=asked,
         kv_cache_bytes=options.kv_cache_bytes,
+        window=caches.longest_window,
+        window_page_bytes=caches.page_bytes(options.page_size, options.kv_format, dtype, windowed=True),
+        state_slot_bytes=caches.state_bytes(dtype),
+        max_running=options.max_running,
+        max_step_tokens=rows,
     )

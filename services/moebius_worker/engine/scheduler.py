@@ -23,7 +23,6 @@ A quarantined request is computed in steps of its own. When both kinds have work
 and several quarantined requests take turns.
 """
 
-import math
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from moebius_worker.engine.request_state import RequestState
 from moebius_worker.engine.snapshots import is_stop, next_stop, snapshot_interval
 from moebius_worker.engine.step_budget import share_budget
 from moebius_worker.engine.types import Output, Rejected, Request, SchedulerStats, Slice, StepPlan
+from moebius_worker.engine.waiting import WaitingRequests
 
 __all__ = ["History", "Rejected", "Scheduler", "SchedulerConfig"]
 
@@ -70,12 +70,10 @@ class Scheduler:
         self._has_states = config.layout.state_slots > 0
         self._cache = KVCache(config.layout)
         self._requests: dict[int, RequestState] = {}
-        # Both in the order of their ranks.
-        self._waiting: list[RequestState] = []
+        self._waiting = WaitingRequests()
+        # In the order of their ranks.
         self._running: list[RequestState] = []
         self._arrivals = count()
-        # No waiting request has an earlier deadline.
-        self._next_deadline = math.inf
         self._steps = 0
         self._plan = StepPlan(())
         # The requests of `_plan` whose slices have neither been completed nor failed.
@@ -103,9 +101,7 @@ class Scheduler:
             table=self._cache.new_table(),
         )
         self._requests[request.handle] = state
-        insort(self._waiting, state, key=attrgetter("rank"))
-        if request.deadline is not None:
-            self._next_deadline = min(self._next_deadline, request.deadline)
+        self._waiting.add(state)
 
     def cancel(self, handle: int) -> bool:
         """Ends a request without another output; False when there is no such request (any more).
@@ -162,7 +158,7 @@ class Scheduler:
         if self._in_step:
             raise RuntimeError(f"the step before is not complete: requests {sorted(self._in_step)}")
         self._steps += 1
-        refused = self._expire(now) if now >= self._next_deadline else ()
+        refused = self._expire(now)
         self._admit()
         self._plan = StepPlan(self._compose(), refused)
         return self._plan
@@ -201,22 +197,12 @@ class Scheduler:
         return outputs
 
     def _expire(self, now: float) -> tuple[tuple[int, Rejected], ...]:
-        """Ends waiting requests whose deadlines have passed, save those that have begun."""
-        late: list[RequestState] = []
-        self._next_deadline = math.inf
-        for state in self._waiting:
-            deadline = state.request.deadline
-            if deadline is None or state.begun:
-                continue
-            if deadline <= now:
-                late.append(state)
-            else:
-                self._next_deadline = min(self._next_deadline, deadline)
+        late = self._waiting.late(now)
         for state in late:
             self._withdraw(state)
             self._forget(state)
         message = "the deadline passed before the request could begin: try again later, or allow it more time"
-        return tuple((state.request.handle, Rejected("DEADLINE", message)) for state in late)
+        return tuple((state.handle, Rejected("DEADLINE", message)) for state in late)
 
     # ---- admission ----------------------------------------------------------------------------------
 
@@ -231,7 +217,7 @@ class Scheduler:
         passed_by: list[RequestState] = []
         # How many more may be admitted before those in `passed_by`.
         overtakes = LOOKAHEAD
-        for state in self._waiting[:LOOKAHEAD]:
+        for state in self._waiting.first(LOOKAHEAD):
             if not cache.startable:
                 break
             if self._fits(state, headroom):
@@ -280,9 +266,12 @@ class Scheduler:
 
     def _compose(self) -> tuple[Slice, ...]:
         """The slices of a step of the kind whose turn it is, or of the other if that cannot advance."""
-        ordinary = [state for state in self._running if not state.request.quarantined]
-        alone = [[state] for state in self._running if state.request.quarantined]
+        alone = [[state] for state in self._running if state.quarantined]
+        if not alone:
+            self._quarantine_next = True
+            return self._fill(list(self._running))
         alone.sort(key=lambda batch: batch[0].last_step)
+        ordinary = [state for state in self._running if not state.quarantined]
         batches = [*alone, ordinary] if self._quarantine_next else [ordinary, *alone]
         for batch in batches:
             # A batch that could not advance may have preempted others, in vain: what they had was shared.
@@ -337,7 +326,7 @@ class Scheduler:
     def _slice(self, state: RequestState, end: int) -> Slice:
         start, table = state.computed, state.table
         state.last_step = self._steps
-        handle = state.request.handle
+        handle = state.handle
         self._in_step[handle] = state
         step = None
         if self._has_states:
@@ -360,7 +349,7 @@ class Scheduler:
         self._cache.release(state.table, state.computed)
         state.computed = 0
         state.overtaken = self._config.max_overtakes
-        insort(self._waiting, state, key=attrgetter("rank"))
+        self._waiting.add(state)
         self._preemptions += 1
 
     def _withdraw(self, state: RequestState) -> None:
@@ -370,4 +359,4 @@ class Scheduler:
     def _forget(self, state: RequestState, *, sound: bool = True) -> None:
         """`sound`: what it has computed is right."""
         self._cache.release(state.table, state.computed if sound else 0)
-        del self._requests[state.request.handle]
+        del self._requests[state.handle]

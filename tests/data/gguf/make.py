@@ -1,4 +1,4 @@
-"""Makes the files of this directory: `python make.py LLAMA_CPP`, a checkout with conversion/ and gguf-py/."""
+"""Makes the files here: `python make.py LLAMA_CPP [FAMILY ...]`, a checkout with conversion/ and gguf-py/."""
 
 import json
 import lzma
@@ -40,6 +40,6 @@ def convert(family: str, directory: Path) -> None:
     (HERE / f"{family}.gguf.xz").write_bytes(lzma.compress(out.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
 
 
-for name in FAMILIES:
+for name in sys.argv[2:] or FAMILIES:
     with tempfile.TemporaryDirectory() as temporary:
         convert(name, Path(temporary))

@@ -17,7 +17,7 @@ class Golden:
 
 COLOGNE = ("get_weather", {"city": "Köln", "days": 3})
 ESCAPED = ("get_weather", {"city": 'a "b" \\ c\n🙂', "days": 1})
-NOW = ("now", {})
+NOW: tuple[str, dict[str, Any]] = ("now", {})
 
 GOLDENS = (
     Golden(
@@ -250,6 +250,53 @@ GOLDENS = (
         "I look.",
         (COLOGNE, NOW),
         started_in_reasoning=True,
+    ),
+    Golden(
+        "a call a line",
+        "minimax_m1",
+        "<think>\nhm\n</think>\n\n<tool_calls>\n"
+        '{"name": "get_weather", "arguments": {"city": "Köln", "days": 3}}\n'
+        '{"name": "now", "arguments": {}}\n</tool_calls>',
+        "hm",
+        calls=(COLOGNE, NOW),
+    ),
+    Golden(
+        "tags in tags",
+        "minimax_m3",
+        "<mm:think>hm</mm:think>I look.\n"
+        '|<tool_call>\n|<invoke name="get_weather">|<city>Köln <b>|</city>|<days>3|</days>'
+        "|<hourly>true|</hourly>"
+        "|<kinds>|<item>5|</item>|<item>rain|</item>|</kinds>|<limits>|<max>|<item>1|</item>|<item>|<a>2.5|</a>"
+        '|</item>|</max>|<item>x|</item>|</limits>|</invoke>\n|<invoke name="get_weather">|<kinds>|</kinds>'
+        '|<limits>|</limits>|<city>|</city>|</invoke>\n|<invoke name="now">|</invoke>\n|</tool_call>'.replace(
+            "|", "]<]minimax[>["
+        ),
+        "hm",
+        "I look.",
+        (
+            (
+                "get_weather",
+                {
+                    "city": "Köln <b>",
+                    "days": 3,
+                    "hourly": True,
+                    "kinds": ["5", "rain"],
+                    "limits": {"max": [1, {"a": 2.5}], "item": "x"},
+                },
+            ),
+            ("get_weather", {"kinds": [], "limits": {}, "city": ""}),
+            NOW,
+        ),
+    ),
+    Golden(
+        "a section of two calls",
+        "kimi",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        '<|tool_call_argument_begin|>{"city": "Köln", "days": 3}<|tool_call_end|>'
+        "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        content="I look.",
+        calls=(COLOGNE, NOW),
     ),
     Golden(
         "a thought that the model opens itself",

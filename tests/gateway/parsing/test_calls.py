@@ -5,7 +5,7 @@ import json
 import pytest
 
 from moebius_gateway.text.parsing.events import ContentDelta
-from moebius_gateway.text.parsing.registry import by_name
+from moebius_gateway.text.parsing.registry import by_name, names
 from moebius_gateway.text.parsing.stream import parser_for
 from tests.gateway.parsing.reading import TOOLS, Answer, Call, read
 
@@ -116,6 +116,25 @@ def test_a_family_without_reasoning_cannot_start_in_it() -> None:
 def test_interleaved_thoughts() -> None:
     answer = all_ways("hermes", f"<think>a</think>{NOW}<think>b</think>c")
     assert answer == Answer("ab", "c", [Call("now", "{}", ended=True)])
+
+
+def test_a_bare_call_behind_reasoning() -> None:
+    call = '{"name": "now", "parameters": {}}'
+    answer = all_ways("llama3", f"<think>\nhm\n</think>\n\n{call}")
+    assert answer == Answer("hm", calls=[Call("now", "{}", ended=True)])
+    assert all_ways("llama3", f"hm</think>{call}", started_in_reasoning=True) == answer
+    assert all_ways("llama3", f"Text. {call}") == Answer(content=f"Text. {call}")
+
+
+def test_white_space_of_an_answer_without_markers_is_kept() -> None:
+    for family in names():
+        assert all_ways(family, "\n\n  text \n\n") == Answer(content="\n\n  text \n\n")
+
+
+def test_a_closing_marker_that_comes_late_is_dropped_once() -> None:
+    text = '<tool_call>{"name": "now"} Done.</tool_call> </tool_call> is a tag.'
+    answer = all_ways("hermes", text)
+    assert answer == Answer(content="Done. </tool_call> is a tag.", calls=[Call("now", "{}", ended=True)])
 
 
 def test_names_that_are_no_tools_are_given_on() -> None:

@@ -48,7 +48,7 @@ TEXTS = {family: st.lists(st.sampled_from(fragments(family)), max_size=25) for f
 
 
 @FAMILY
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_the_cuts_make_no_difference(family: str, data: st.DataObject) -> None:
     text = "".join(data.draw(TEXTS[family]))
@@ -101,7 +101,7 @@ def test_json_is_passed_on_as_it_is(value: object, ascii: bool, data: st.DataObj
     assert (out + more, end, scanner.done) == (text, len(text) - cut, True)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.text('{}[]",:0123456789.eE+-truefalsn \\u', max_size=20))
 def test_what_is_done_is_json(text: str) -> None:
     """Python's own reader is the judge, but for what is mended."""

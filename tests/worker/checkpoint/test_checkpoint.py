@@ -144,10 +144,11 @@ def test_a_gguf_file_opens_like_the_checkpoint_it_was_made_from(tmp_path: Path) 
     made, original = open_checkpoint(str(file)), open_checkpoint(str(source))
     assert (made.container, made.name, made.path) == ("gguf", "tiny-Q8_0", file)
     assert made.config["architectures"] == original.config["architectures"]
-    assert made.eos_token_ids == original.eos_token_ids
+    # GGUF names one end; the end of the text, <|endoftext|>, is one too.
+    assert made.eos_token_ids == (*original.eos_token_ids, 0)
     files = tokenizer_files(made)
     assert json.loads(files["tokenizer_config.json"])["chat_template"] == CHAT_TEMPLATE
-    assert json.loads(files["generation_config.json"])["eos_token_id"] == [2]
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == [2, 0]
     tokenizer, reference = (
         Tokenizer.from_str(content.decode())
         for content in (files["tokenizer.json"], (source / "tokenizer.json").read_bytes())

@@ -94,7 +94,8 @@ def test_a_gguf_file_of_a_repository_comes_alone_but_with_its_shards(tmp_path: P
         assert downloaded == ["model-Q4_K_M.gguf"]
         assert Path(found["path"]).read_bytes() == UNWANTED["model-Q4_K_M.gguf"]
         assert found["name"] == "model-Q4_K_M"
-        locate_in_process(endpoint, tmp_path, "owner/some-gguf/big-00001-of-00002.gguf")
+        any_of_them = locate_in_process(endpoint, tmp_path, "owner/some-gguf/big-00002-of-00002.gguf")
+        assert any_of_them["name"] == "big"
         assert sorted(downloaded[1:]) == ["big-00001-of-00002.gguf", "big-00002-of-00002.gguf"]
         missing = locate_in_process(endpoint, tmp_path, "owner/some-gguf/other.gguf")
     assert "has no file other.gguf" in missing["error"]
@@ -122,6 +123,8 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert locate(".").name == "model"
     assert locate("~/file.gguf").path == tmp_path / "file.gguf"
     assert locate("../file.gguf").name == "file"
+    (tmp_path / "file-00002-of-00003.gguf").write_bytes(b"")
+    assert locate("../file-00002-of-00003.gguf").name == "file"
     with pytest.raises(CheckpointError, match=r"not a \.gguf file"):
         locate("../file.bin")
     for nothing in ("/nowhere/at/all", "nowhere", "models/missing.gguf", "../missing.gguf"):

@@ -326,7 +326,7 @@ class World:
         scheduler = self.scheduler
         cache = scheduler._cache
         states = list(scheduler._requests.values())
-        running, waiting = scheduler._running, scheduler._waiting
+        running, waiting = scheduler._running, list(scheduler._waiting)
         assert [state.rank for state in running] == sorted({state.rank for state in running})
         assert [state.rank for state in waiting] == sorted({state.rank for state in waiting})
         cancelled = {handle for handle, state in scheduler._requests.items() if state.cancelled}

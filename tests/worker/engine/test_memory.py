@@ -1,7 +1,11 @@
 """The memory plan, and what it takes for the memory there is."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from moebius_worker.engine.cache.layout import CacheLayout
+from moebius_worker.engine.limits import SchedulerConfig
 from moebius_worker.engine.memory import (
     GIB,
     GPU_SHARE,
@@ -10,6 +14,7 @@ from moebius_worker.engine.memory import (
     KvShare,
     OutOfMemoryPlan,
     plan_memory,
+    plan_table,
 )
 from moebius_worker.host_memory import Memory, host_memory
 
@@ -78,6 +83,129 @@ def test_a_cache_too_small_for_one_request_is_refused():
             demand(kv_cache_bytes=99 * MIB, max_model_len=1600), Memory(9 * GIB, 9 * GIB), KvShare(1, None)
         )
     assert refusal.value.permanent
+
+
+# ---- models with several kinds of layers -----------------------------------------------------------
+
+# As gpt-oss has them: half of the layers look back 128 tokens.
+WINDOWED = {"window": 128, "window_page_bytes": MIB, "max_running": 32, "max_step_tokens": 4096}
+# Three of four layers carry a state of 60 MiB along.
+STATEFUL = {"state_slot_bytes": 60 * MIB, "max_running": 32, "max_step_tokens": 4096}
+
+
+def test_window_pages_for_all_that_run_and_as_many_that_are_kept():
+    plan = plan_memory(demand(**WINDOWED), Memory(101 * GIB + GIB // 2, 120 * GIB), GPU_SHARE)
+    # 128 tokens lie in 9 pages at most, and one more for a chunk's end.
+    assert plan.layout == CacheLayout(16, 90 * 1024 - (2 * 32 * 10 + 256), 128, 2 * 32 * 10 + 256)
+    assert plan.kv_cache == 90 * GIB
+
+
+def test_window_pages_have_a_third_at_most():
+    plan = plan_memory(demand(**WINDOWED), Memory(2 * GIB, 4 * GIB), HOST_SHARE)
+    assert plan.kv_cache == GIB // 8
+    # Of 128 pages one request needs 1 and 11; of the others a third.
+    assert plan.layout.num_window_pages == 11 + (128 - 12) // 3
+    assert plan.layout.num_pages == 128 - plan.layout.num_window_pages
+
+
+def test_state_slots_for_all_that_run_and_two_snapshots_each():
+    plan = plan_memory(demand(**STATEFUL), Memory(50 * GIB, 120 * GIB), GPU_SHARE)
+    assert plan.layout.state_slots == 96
+    assert plan.kv_cache <= int(48.5 * GIB * 0.9) < plan.kv_cache + MIB
+
+
+def test_few_state_slots_where_memory_is_short():
+    plan = plan_memory(demand(**STATEFUL), Memory(4 * GIB, 16 * GIB), HOST_SHARE)
+    assert plan.layout.state_slots == 1 + (640 - 61) // 3 // 60
+
+
+def test_a_model_whose_layers_all_have_windows_has_pages_for_nothing():
+    plan = plan_memory(demand(**WINDOWED, page_bytes=0), Memory(8 * GIB, 8 * GIB), GPU_SHARE)
+    assert plan.layout.num_pages == 32 * 8192 // 16
+    assert plan.kv_cache == plan.layout.num_window_pages * MIB
+    assert plan.max_model_len == 8192
+
+
+def test_the_refusal_counts_all_pools():
+    with pytest.raises(OutOfMemoryPlan, match=r"KV cache 0\.56 GiB") as refusal:
+        plan_memory(demand(**STATEFUL, max_model_len=8192), Memory(2 * GIB, 3 * GIB), HOST_SHARE)
+    assert not refusal.value.permanent
+
+
+def test_the_table_names_everything_and_its_lines_add_up():
+    plan = plan_memory(demand(**WINDOWED, state_slot_bytes=60 * MIB), Memory(8 * GIB, 16 * GIB), GPU_SHARE)
+    lines = [line.rsplit(maxsplit=3) for line in plan_table(plan).splitlines()]
+    assert [name.split("  ")[0] for name, *_ in lines] == [
+        "weights",
+        "workspace",
+        "pages of 16 tokens",
+        "pages of a window of 128",
+        "state slots",
+        "left",
+        "available",
+    ]
+    sizes = [float(number) * {"GiB": 1024, "MiB": 1}[unit] for _, number, unit, _ in lines]
+    assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=30)
+    assert sum(float(share.rstrip("%")) for *_, share in lines[:-1]) == pytest.approx(100, abs=0.5)
+    # No lines for what the model has not.
+    assert len(plan_table(plan_memory(demand(), Memory(8 * GIB, 8 * GIB), GPU_SHARE)).splitlines()) == 5
+
+
+@settings(max_examples=3000, deadline=None)
+@given(
+    available=st.integers(0, 200 * GIB),
+    others=st.integers(0, 50 * GIB),
+    share=st.sampled_from([GPU_SHARE, HOST_SHARE, KvShare(1.0, None)]),
+    weights=st.integers(0, 100 * GIB),
+    workspace=st.integers(0, 5 * GIB),
+    page_bytes=st.sampled_from([0, 1, 4096, MIB, 300 * MIB]),
+    page_size=st.sampled_from([1, 16, 64, 128]),
+    context_len=st.integers(1, 1 << 20),
+    asked_len=st.none() | st.integers(1, 1 << 20),
+    kv_cache_bytes=st.none() | st.integers(1, 50 * GIB),
+    window=st.none() | st.integers(1, 5000),
+    window_page_bytes=st.integers(1, 20 * MIB),
+    state_slot_bytes=st.sampled_from([0, 0, 1000, 63 * MIB]),
+    max_running=st.integers(1, 600),
+    max_step_tokens=st.integers(1, 16_384),
+)
+def test_any_plan_fits_and_serves_or_is_refused(available, others, share, asked_len, **values):
+    if values["window"] is None:
+        values["window_page_bytes"] = 0
+        values["page_bytes"] = max(1, values["page_bytes"])
+    wish = demand(**values, max_model_len=asked_len and min(asked_len, values["context_len"]))
+    memory = Memory(available, available + others)
+    # One request of the length that was asked for, with the pages that it holds at a time.
+    length = wish.max_model_len or wish.page_size
+    window_pages = 0 if wish.window is None else -(-wish.window // wish.page_size) + 1
+    one = (
+        -(-length // wish.page_size) * wish.page_bytes
+        + window_pages * wish.window_page_bytes
+        + wish.state_slot_bytes
+    )
+    try:
+        plan = plan_memory(wish, memory, share)
+    except OutOfMemoryPlan as refusal:
+        # Two pages more, for a chunk: it is never refused where it would fit with ease.
+        room = available - wish.weights - wish.workspace
+        allowed = room if wish.kv_cache_bytes is None else min(room, wish.kv_cache_bytes)
+        assert allowed < max(one + 2 * wish.window_page_bytes, 1) or (wish.kv_cache_bytes or 0) > room
+        assert "GiB" in str(refusal)
+        return
+    layout = plan.layout
+    assert plan.kv_cache >= one
+    assert wish.weights + wish.workspace + plan.kv_cache <= available
+    assert wish.kv_cache_bytes is None or plan.kv_cache <= wish.kv_cache_bytes
+    assert 1 <= plan.max_model_len <= max(layout.pool_tokens, 1)
+    assert plan.max_model_len <= wish.context_len
+    assert plan.max_model_len == (wish.max_model_len or plan.max_model_len)
+    assert (layout.state_slots > 0) == (wish.state_slot_bytes > 0)
+    # What the scheduler makes of it: at least one request runs, and gets on.
+    config = SchedulerConfig(layout, wish.max_running, wish.max_step_tokens, plan.max_model_len, 0)
+    assert 1 <= config.places <= wish.max_running
+    assert config.places <= config.step_tokens <= wish.max_step_tokens
+    assert config.step_tokens >= min(wish.max_step_tokens, wish.page_size)
+    assert all(float(line.split()[-1].rstrip("%")) >= 0 for line in plan_table(plan).splitlines())
 
 
 class Machine:

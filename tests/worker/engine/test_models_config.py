@@ -6,7 +6,7 @@ import torch
 from moebius_kernels.rotary import LinearScaling, Llama3Scaling, YarnScaling
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.models.config import read_decoder_config
-from moebius_worker.engine.models.layers import Place
+from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import build_model
 
 CONFIG = {
@@ -62,7 +62,7 @@ def test_old_and_new_rope_settings_are_the_same(parameters, scaling):
         rope_scaling={{"rope_type": "type"}.get(key, key): value for key, value in parameters.items()},
     ).rope
     assert new == old == older
-    assert (new.theta, new.head_dim, new.scaling) == (5e5, 16, scaling)
+    assert (new.theta, new.rotary_dim, new.scaling) == (5e5, 16, scaling)
 
 
 def test_a_config_without_rope_settings_has_the_family_base():
@@ -74,11 +74,12 @@ def test_a_config_without_rope_settings_has_the_family_base():
     ("changes", "named"),
     [
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
         ({"rope_scaling": {"type": "linear"}}, "factor = None"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"partial_rotary_factor": 0.05}, "partial_rotary_factor = 0.05"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5"),
+        ({"use_sliding_window": True}, "use_sliding_window = True"),
         ({"rope_interleaved": True}, "rope_interleaved"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
@@ -111,14 +112,14 @@ def test_neutral_values_and_unrelated_keys_are_accepted(changes):
 
 
 def test_unknown_architecture_is_refused_with_those_that_are_known():
-    with pytest.raises(CheckpointError, match=r"GptOssForCausalLM.*LlamaForCausalLM.*MixtralForCausalLM"):
-        build_model(CONFIG | {"architectures": ["GptOssForCausalLM"]}, META)
+    with pytest.raises(CheckpointError, match=r"JambaForCausalLM.*LlamaForCausalLM.*MixtralForCausalLM"):
+        build_model(CONFIG | {"architectures": ["JambaForCausalLM"]}, META)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"num_experts_per_tok": 5}, "num_experts_per_tok = 5"),
+        ({"num_experts_per_tok": 5}, "to 5 experts, but there are 4"),
         ({"num_local_experts": None}, "num_local_experts"),
         ({"mlp_bias": True}, "mlp_bias"),
     ],
@@ -130,12 +131,12 @@ def test_mixtral_refuses_experts_that_make_no_sense(changes, named):
 
 def test_weights_are_named_once_and_tied_ones_ignored():
     tied = build_model(MIXTRAL | {"tie_word_embeddings": True}, META)
-    names = tied.weight_map()
+    names = tied.slots()
     assert "lm_head.weight" not in names
     assert tied.ignores("lm_head.weight")
-    assert tuple(names["model.layers.1.block_sparse_moe.experts.3.w2.weight"].shape) == (64, 96)
-    assert tuple(names["model.layers.1.self_attn.k_proj.weight"].shape) == (32, 64)
+    assert names["model.layers.1.block_sparse_moe.experts.3.w2.weight"].shape == (64, 96)
+    assert names["model.layers.1.self_attn.k_proj.weight"].shape == (32, 64)
     untied = build_model(MIXTRAL, META)
-    assert "lm_head.weight" in untied.weight_map()
+    assert "lm_head.weight" in untied.slots()
     assert not untied.ignores("lm_head.weight")
     assert untied.ignores("model.layers.0.self_attn.rotary_emb.inv_freq")

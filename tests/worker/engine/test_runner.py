@@ -1,4 +1,4 @@
-"""Loading, its refusals, and the edges of a step. That the logits are right is in test_models_logits."""
+"""Loading, its refusals, and the edges of a step. That the logits are right is in models/."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_attributes_and_progress(path):
     runner = load(path, lambda *report: seen.append(report), page_size=8, kv_cache_bytes=10 * 8 * TOKEN_BYTES)
     assert (runner.architecture, runner.vocab_size) == ("MixtralForCausalLM", VOCAB_SIZE)
     assert (runner.device_name, runner.dtype_name) == ("cpu", "float32")
-    assert (runner.page_size, runner.num_pages, runner.max_model_len) == (8, 10, 80)
+    assert (runner.layout.page_size, runner.layout.num_pages, runner.max_model_len) == (8, 10, 80)
     phases, done, totals = zip(*seen, strict=True)
     assert set(phases) == {"loading weights"}
     assert list(done) == sorted(done)
@@ -97,7 +97,7 @@ def test_a_token_beyond_the_vocabulary_is_an_error_before_anything_is_computed(p
 
 def test_a_fault_in_any_row_is_told_though_the_logits_are_finite(path):
     runner = load(path)
-    runner._model.embedding[5] = float("nan")
+    runner._model.embedding.data[5] = float("nan")
     step = runner.step(
         [
             Slice(1, (7, 8, 9), 0, (0,), sample=True),
@@ -113,7 +113,7 @@ def test_a_fault_in_any_row_is_told_though_the_logits_are_finite(path):
 def test_a_fault_in_keys_and_values_alone_is_told(path):
     """They are zeroed where they are kept, so that nothing else would show it."""
     runner = load(path)
-    runner._model.layers[-1].attention.qkv.weight[-1] = float("nan")
+    runner._model.layers[-1].attention.qkv.weight.data[-1] = float("nan")
     assert runner.step([Slice(1, (7, 8, 9), 0, (0,), sample=False)]).faulty == {1}
 
 

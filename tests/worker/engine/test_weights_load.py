@@ -206,7 +206,9 @@ def test_whole_numbers_are_no_weights() -> None:
         filled(loading)
 
 
-def sharded(shard: Shard, world: int) -> tuple[dict[str, torch.Tensor], list[StoredMatrix], list[torch.Tensor]]:
+def sharded(
+    shard: Shard, world: int
+) -> tuple[dict[str, torch.Tensor], list[StoredMatrix], list[torch.Tensor]]:
     """What is stored, and each rank's block and bias."""
     stored = {}
     for expert in range(4):
@@ -228,7 +230,9 @@ def test_the_shares_of_all_ranks_are_the_whole(shard: Shard, dim: int) -> None:
     stored, blocks, biases = sharded(shard, 2)
     whole = torch.stack([value(stored, f"{expert}.up") for expert in range(4)])
     assert torch.equal(torch.cat([block.dequantize() for block in blocks], dim=dim), whole)
-    assert {block.shape for block in blocks} == {tuple(n // 2 if i == dim else n for i, n in enumerate(whole.shape))}
+    assert {block.shape for block in blocks} == {
+        tuple(n // 2 if i == dim else n for i, n in enumerate(whole.shape))
+    }
     bias = torch.stack([stored[f"{expert}.up.bias"] for expert in range(4)])
     if shard is Shard.ROW:  # a bias is added once, to the sum
         assert all(torch.equal(own, bias) for own in biases)

@@ -8,7 +8,7 @@ from moebius_gateway.api.openai.messages import Message, Tool, check_names
 from moebius_gateway.api.openai.parameters import GenerationParameters
 from moebius_gateway.api.openai.structured import ResponseFormat, the_one
 from moebius_gateway.api.openai.tool_choice import tool_choice
-from moebius_gateway.api.request import GenerationRequest, ToolMode
+from moebius_gateway.api.request import GenerationRequest
 from moebius_gateway.api.strict import refuse
 from moebius_gateway.text.conversation import Conversation
 
@@ -76,11 +76,7 @@ class ChatRequest(GenerationParameters):
             prompt=Conversation(
                 messages=tuple(message.translated() for message in self.messages),
                 tools=tuple(
-                    tool.function.translated()
-                    for tool in self.tools
-                    if not choice.names
-                    or tool.function.name in choice.names
-                    or choice.mode is ToolMode.REQUIRED
+                    tool.function.translated() for tool in self.tools if choice.offers(tool.function.name)
                 ),
                 effort=self.reasoning_effort,
                 template_variables=self.chat_template_kwargs,

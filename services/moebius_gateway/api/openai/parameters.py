@@ -61,7 +61,7 @@ class GenerationParameters(Strict):
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=1024)
     ignore_eos: bool = False
 
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="same seed, same draws")
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="64 bits; same seed, same draws")
     temperature: float | None = Field(
         None,
         ge=0,

@@ -1,5 +1,6 @@
 """Checks JSON as it comes, so that what is passed on is the beginning of valid JSON at any time."""
 
+import json
 import re
 from enum import Enum, auto
 
@@ -18,7 +19,6 @@ NAMES = {
 }
 # Clients cannot read what nests much deeper.
 MAX_DEPTH = 256
-CONTROL = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 class _State(Enum):
@@ -72,7 +72,7 @@ class JsonScanner:
                 at = self._string(text, at, out)
             elif self._state is _State.ESCAPE:
                 char = text[at]
-                out.append("\\" + char if char in '"\\/bfnrtu' else "\\\\" + _inside(char))
+                out.append("\\" + char if char in '"\\/bfnrtu' else "\\\\" + inside_string(char))
                 self._state, self._hex = (_State.HEX, 4) if char == "u" else (_State.STRING, 0)
                 at += 1
             elif self._state is _State.HEX:
@@ -107,7 +107,7 @@ class JsonScanner:
         elif char == "\\":
             self._state = _State.ESCAPE
         else:
-            out.append(_inside(char))
+            out.append(inside_string(char))
         return end + 1
 
     def _rest_of_literal(self, text: str, at: int, out: list[str]) -> int:
@@ -163,6 +163,11 @@ class JsonScanner:
         return _State.NEXT if self._stack else _State.DONE
 
 
-def _inside(char: str) -> str:
-    """A character as it stands in a JSON string, other than quote and backslash."""
-    return char if char >= " " else CONTROL.get(char, f"\\u{ord(char):04x}")
+def quoted(text: str) -> str:
+    """`text` as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def inside_string(text: str) -> str:
+    """`text` as it stands in a JSON string."""
+    return quoted(text)[1:-1]

@@ -1,11 +1,10 @@
 """Arguments as an object like JSON's, but with bare keys, and strings between quotes of more characters."""
 
-import json
 import re
 
-from moebius_gateway.text.parsing.json_scanner import MAX_DEPTH, NAMES, NUMBER
+from moebius_gateway.text.parsing.json_scanner import MAX_DEPTH, NAMES, NUMBER, inside_string, quoted
 from moebius_gateway.text.parsing.output import Output
-from moebius_gateway.text.parsing.source import MalformedError, Reading, Source, markers
+from moebius_gateway.text.parsing.source import MalformedError, Reading, Source
 
 KEY = re.compile(r"[^:{}\[\],]*")
 WORD = re.compile(r"[^{}\[\],]*")
@@ -30,7 +29,7 @@ def read_quoted(source: Source, out: Output, name: str, quote: str) -> Reading[N
                 yield from _key(source, out, quote)
             if not empty:
                 continue
-        elif (yield from source.accept((quote,))):
+        elif (yield from source.accept((quote,), inside=True)):
             yield from _string(source, out, quote)
         else:
             yield from _word(source, out)
@@ -51,13 +50,13 @@ def read_quoted(source: Source, out: Output, name: str, quote: str) -> Reading[N
 
 def _key(source: Source, out: Output, quote: str) -> Reading[None]:
     yield from source.skip_white()
-    if (yield from source.accept((quote,))):
+    if (yield from source.accept((quote,), inside=True)):
         yield from _string(source, out, quote)
     else:
         key = (yield from _bare(source, KEY)).strip().strip('"')
         if not key:
             raise MalformedError
-        out.arguments(json.dumps(key, ensure_ascii=False))
+        out.arguments(quoted(key))
     if (yield from source.peek()) != ":":
         raise MalformedError
     source.take(source.at + 1)
@@ -66,15 +65,9 @@ def _key(source: Source, out: Output, quote: str) -> Reading[None]:
 
 def _string(source: Source, out: Output, quote: str) -> Reading[None]:
     out.arguments('"')
-    closing = markers(frozenset({quote}))
-    while True:
-        start, end = closing.find(source.text, source.at)
-        out.arguments(json.dumps(source.take(start), ensure_ascii=False)[1:-1])
-        if end > start:
-            source.take(end)
-            out.arguments('"')
-            return
-        yield from source.more()
+    yield from source.up_to(quote, lambda piece: out.arguments(inside_string(piece)))
+    source.take(source.at + len(quote))
+    out.arguments('"')
 
 
 def _word(source: Source, out: Output) -> Reading[None]:
@@ -84,7 +77,7 @@ def _word(source: Source, out: Output) -> Reading[None]:
     if NUMBER.fullmatch(word):
         out.arguments(word)
     else:
-        out.arguments(NAMES.get(word) or json.dumps(word.strip('"'), ensure_ascii=False))
+        out.arguments(NAMES.get(word) or quoted(word.strip('"')))
 
 
 def _bare(source: Source, pattern: re.Pattern[str]) -> Reading[str]:

@@ -10,8 +10,9 @@ from moebius_gateway.text.parsing.families.generic import PLAIN, THINKING
 from moebius_gateway.text.parsing.families.glm import GLM
 from moebius_gateway.text.parsing.families.harmony import HARMONY
 from moebius_gateway.text.parsing.families.hermes import HERMES
+from moebius_gateway.text.parsing.families.kimi import KIMI
 from moebius_gateway.text.parsing.families.llama3 import LLAMA3
-from moebius_gateway.text.parsing.families.minimax import MINIMAX
+from moebius_gateway.text.parsing.families.minimax import MINIMAX, MINIMAX_M1, MINIMAX_M3
 from moebius_gateway.text.parsing.families.mistral import MISTRAL
 from moebius_gateway.text.parsing.families.qwen3_coder import QWEN3_CODER
 from moebius_gateway.text.parsing.spec import Channel, ParserSpec, Region
@@ -22,7 +23,10 @@ FAMILIES = (
     GEMMA4,
     DEEPSEEK_DSML,
     DEEPSEEK,
+    MINIMAX_M3,
     MINIMAX,
+    MINIMAX_M1,
+    KIMI,
     GLM,
     QWEN3_CODER,
     HERMES,
@@ -38,11 +42,11 @@ def names() -> list[str]:
 
 
 def by_name(name: str) -> ParserSpec:
-    """Raises `KeyError`, saying which names there are."""
+    """Raises `ValueError`, saying which names there are."""
     for spec in FAMILIES:
         if spec.name == name:
             return spec
-    raise KeyError(f"there is no parser {name!r}; there are {', '.join(names())}")
+    raise ValueError(f"there is no parser {name!r}; there are {', '.join(names())}")
 
 
 def detect(chat_template: str, config: Mapping[str, Any], special_tokens: Collection[str]) -> ParserSpec:

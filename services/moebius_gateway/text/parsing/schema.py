@@ -4,17 +4,24 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from moebius_gateway.text.parsing.json_scanner import quoted
+
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 # What nests deeper is not looked at.
 MAX_DEPTH = 32
 
 
-def argument_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """The JSON types that the argument `key` may have. All, where the schema says nothing.
+def argument_types(schema: Mapping[str, Any], *path: str | None) -> frozenset[str]:
+    """The JSON types that a part of the arguments may have. All, where the schema says nothing.
 
-    Follows local `$ref`, `anyOf`, `oneOf`, `allOf`, `const`, `enum`, lists of types and `nullable`.
+    `path`: keys that lead to it; None: to the items of a list. Follows local `$ref`, `anyOf`, `oneOf`,
+    `allOf`, `const`, `enum`, lists of types, `nullable` and `additionalProperties`.
     """
-    return _Types(schema).of_property(schema, key)
+    types = _Types(schema)
+    part: Any = schema
+    for step in path:
+        part = types.part(part, step, set())
+    return types.of(part)
 
 
 def typed(text: str, types: frozenset[str]) -> str:
@@ -33,7 +40,7 @@ def typed(text: str, types: frozenset[str]) -> str:
         return str(int(value))
     if kind in types - {"string"} or (kind == "string" and "string" not in types):
         return stripped
-    return json.dumps(text, ensure_ascii=False)
+    return quoted(text)
 
 
 def _parsed(text: str) -> tuple[str, Any]:
@@ -69,23 +76,22 @@ class _Types:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._seen: dict[int, frozenset[str]] = {}
-        self._searched: set[int] = set()
 
-    def of_property(self, schema: Any, key: str, depth: int = 0) -> frozenset[str]:
-        """Types of the property `key` of the object that `schema` describes."""
-        if not isinstance(schema, Mapping) or id(schema) in self._searched or depth > MAX_DEPTH:
-            return JSON_TYPES
-        self._searched.add(id(schema))
+    def part(self, schema: Any, step: str | None, seen: set[int], depth: int = 0) -> Any:
+        """What `schema` says of a property, or (None) of the items; None if it says nothing."""
+        if not isinstance(schema, Mapping) or id(schema) in seen or depth > MAX_DEPTH:
+            return None
+        seen.add(id(schema))
         properties = schema.get("properties")
-        if isinstance(properties, Mapping) and key in properties:
-            return self._of(properties[key], depth)
-        for part in [self._target(schema), *_parts(schema, "allOf"), *_parts(schema, "anyOf", "oneOf")]:
-            types = self.of_property(part, key, depth + 1)
-            if types != JSON_TYPES:
-                return types
-        return self._of(schema.get("additionalProperties"), depth)
+        if step is not None and isinstance(properties, Mapping) and step in properties:
+            return properties[step]
+        for alternative in [self._target(schema), *_parts(schema, "allOf", "anyOf", "oneOf")]:
+            found = self.part(alternative, step, seen, depth + 1)
+            if found is not None:
+                return found
+        return schema.get("items" if step is None else "additionalProperties")
 
-    def _of(self, schema: Any, depth: int) -> frozenset[str]:
+    def of(self, schema: Any, depth: int = 0) -> frozenset[str]:
         if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
             return JSON_TYPES
         if id(schema) not in self._seen:
@@ -100,10 +106,10 @@ class _Types:
         if "const" in schema:
             types &= {_type(schema["const"])}
         for part in [self._target(schema), *_parts(schema, "allOf")]:
-            types &= self._of(part, depth)
+            types &= self.of(part, depth)
         for name in ("anyOf", "oneOf"):
             if parts := _parts(schema, name):
-                types &= frozenset().union(*(self._of(part, depth) for part in parts))
+                types &= frozenset().union(*(self.of(part, depth) for part in parts))
         if schema.get("nullable") is True:
             types |= {"null"}
         return types or JSON_TYPES

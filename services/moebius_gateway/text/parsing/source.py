@@ -5,7 +5,7 @@ piece costs what its own length costs.
 """
 
 import re
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -85,17 +85,32 @@ class Source:
                 raise MalformedError
             yield from self.more()
 
-    def accept(self, literals: Collection[str]) -> Reading[str | None]:
-        """Takes one of `literals`, if one comes next."""
+    def up_to(self, literal: str, give: Callable[[str], None]) -> Reading[None]:
+        """Gives the text before `literal` as it comes, and leaves the literal."""
+        finder = markers(frozenset({literal}))
+        while True:
+            start, end = finder.find(self.text, self.at)
+            give(self.take(start))
+            if end > start:
+                return
+            yield from self.more()
+
+    def accept(self, literals: Collection[str], *, inside: bool = False) -> Reading[str | None]:
+        """Takes one of `literals`, if one comes next.
+
+        `inside`: of something that is not whole, so that the end of the text in a literal is an error.
+        """
         while True:
             for literal in literals:
                 if self.text.startswith(literal, self.at):
                     self.take(self.at + len(literal))
                     return literal
             rest = self.text[self.at :]
-            if self.ended or not any(literal.startswith(rest) for literal in literals):
+            if not any(literal.startswith(rest) for literal in literals):
                 return None
-            yield
+            if self.ended and not inside:
+                return None
+            yield from self.more()
 
 
 class Markers:

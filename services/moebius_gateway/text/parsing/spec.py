@@ -46,11 +46,23 @@ class TaggedArguments:
 
 
 @dataclass(frozen=True, slots=True)
+class NestedArguments:
+    """Arguments as tags that are named like their keys, each behind `mark`; `end` (too) behind the last.
+
+    The tags of an object's or a list's parts stand in its own; those of a list are named `item`.
+    """
+
+    mark: str
+    end: str
+    item: str = "item"
+
+
+@dataclass(frozen=True, slots=True)
 class NamedCall:
     """A call whose name stands in its head; any of `ends` may stand behind its arguments."""
 
     heads: tuple[str, ...]
-    arguments: JsonArguments | QuotedArguments | TaggedArguments
+    arguments: JsonArguments | QuotedArguments | TaggedArguments | NestedArguments
     ends: tuple[str, ...] = ()
 
 
@@ -88,8 +100,8 @@ class Rule:
 class ParserSpec:
     """A family's format.
 
-    `start`: forms that may begin an answer without a marker. `dropped`: markers that are never text, and end
-    whatever they stand in.
+    `start`: forms that may begin what is said without a marker, behind reasoning if there is any. `dropped`:
+    markers that are never text, and end whatever they stand in.
 
     A family is recognised by any of `signs`: strings that are all in the chat template. Where the template
     says nothing, by `tokens`, all among the special tokens, or by the `model_type` of the config.

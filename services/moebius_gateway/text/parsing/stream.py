@@ -11,6 +11,7 @@ from typing import Any
 from moebius_gateway.text.parsing.events import Event
 from moebius_gateway.text.parsing.grammar import Choices, grammar_of
 from moebius_gateway.text.parsing.json_call import read_arguments, read_json_call
+from moebius_gateway.text.parsing.nested_arguments import read_nested
 from moebius_gateway.text.parsing.output import Output
 from moebius_gateway.text.parsing.quoted_arguments import read_quoted
 from moebius_gateway.text.parsing.source import EndOfTextError, MalformedError, Reading, Source, markers
@@ -19,6 +20,7 @@ from moebius_gateway.text.parsing.spec import (
     JsonArguments,
     JsonCall,
     NamedCall,
+    NestedArguments,
     ParserSpec,
     QuotedArguments,
     Region,
@@ -61,6 +63,8 @@ class StreamParser:
         self._source = Source()
         region = Region.REASONING if self._started_in_reasoning else Region.CONTENT
         self._out = Output(region, short_ids=spec.short_ids)
+        # Whether what is said begins here, so that it may be a call without a marker.
+        self._saying_begins = not self._started_in_reasoning
         self._truncated = False
         self._run = self._answer()
 
@@ -84,9 +88,12 @@ class StreamParser:
 
     def _answer(self) -> Reading[None]:
         beginning, behind_marker = True, self._started_in_reasoning
-        if self._grammar.start and not behind_marker:
-            beginning = behind_marker = yield from self._forms(self._grammar.start, None)
         while not (self._source.ended and self._source.at == len(self._source.text)):
+            if self._saying_begins and self._grammar.start:
+                self._saying_begins = False
+                self._source.clear()
+                beginning = yield from self._forms(self._grammar.start, None)
+                continue
             if beginning:
                 marker = yield from self._marker_at_beginning(behind_marker)
             else:
@@ -128,7 +135,10 @@ class StreamParser:
         if marker in self._grammar.rules:
             rule, choices = self._grammar.rules[marker]
             return (yield from self._forms(choices, rule))
-        if marker not in self._closing_calls:
+        if marker in self._closing_calls:
+            self._closing_calls -= {marker}
+        else:
+            self._saying_begins = self._out.region is Region.REASONING
             self._out.region = Region.CONTENT
             self._closing = frozenset()
         self._out.drop_lines()
@@ -165,11 +175,12 @@ class StreamParser:
         name, arguments = match["name"], form.arguments
         if isinstance(arguments, JsonArguments):
             yield from read_arguments(self._source, self._out, name)
+        elif isinstance(arguments, NestedArguments):
+            yield from read_nested(self._source, self._out, name, arguments, self._tools.get(name, {}))
         elif isinstance(arguments, QuotedArguments):
             yield from read_quoted(self._source, self._out, name, arguments.quote)
         else:
-            schema = self._tools.get(name, {})
-            yield from read_tagged(self._source, self._out, name, arguments, schema)
+            yield from read_tagged(self._source, self._out, name, arguments, self._tools.get(name, {}))
 
     def _json_calls(self, form: JsonCall) -> Reading[None]:
         source = self._source
@@ -192,6 +203,8 @@ class StreamParser:
             yield from self._source.skip_white()
             self._source.clear()
             accepted = yield from self._source.accept(closers)
+            if self._truncated:  # in one of them
+                self._source.take(len(self._source.text))
             if accepted is None:
                 return rule is not None and rule.several
             if rule is not None and accepted in rule.close:

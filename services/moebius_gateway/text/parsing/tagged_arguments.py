@@ -1,12 +1,12 @@
 """Arguments as pairs of tags around bare values, which get their types from the tool's schema."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from moebius_gateway.text.parsing.json_scanner import inside_string, quoted
 from moebius_gateway.text.parsing.output import Output
 from moebius_gateway.text.parsing.schema import JSON_TYPES, argument_types, typed
-from moebius_gateway.text.parsing.source import Reading, Source, markers
+from moebius_gateway.text.parsing.source import Reading, Source
 from moebius_gateway.text.parsing.spec import TaggedArguments
 from moebius_gateway.text.parsing.templates import compiled
 
@@ -32,10 +32,10 @@ def read_tagged(
         types = argument_types(schema, groups["key"])
         if "word" in groups:
             types = STRING if groups["word"] == "true" else JSON_TYPES - STRING
-        out.arguments(f"{'{' if first else ', '}{_quoted(groups['key'])}: ")
+        out.arguments(f"{'{' if first else ', '}{quoted(groups['key'])}: ")
         if types == STRING:
             out.arguments('"')
-            yield from _value(source, format, lambda piece: out.arguments(_quoted(piece)[1:-1]))
+            yield from _value(source, format, lambda piece: out.arguments(inside_string(piece)))
             out.arguments('"')
         else:
             pieces: list[str] = []
@@ -45,22 +45,24 @@ def read_tagged(
 
 def _value(source: Source, format: TaggedArguments, give: Callable[[str], None]) -> Reading[None]:
     """The text up to the closing tag, in pieces."""
-    closing = markers(frozenset({format.close}))
-    first, line = format.lines, ""
-    while True:
-        start, end = closing.find(source.text, source.at)
-        piece = line + source.take(start)
-        line = ""
-        if first and piece:
-            piece, first = piece.removeprefix("\n"), False
-        if format.lines and piece.endswith("\n"):
-            piece, line = piece[:-1], "\n"
-        give(piece)
-        if end > start:
-            source.take(end)
+    yield from source.up_to(format.close, _WithoutLines(give) if format.lines else give)
+    source.take(source.at + len(format.close))
+
+
+class _WithoutLines:
+    """Leaves out a line feed at the beginning of a text that comes in pieces, and one at its end."""
+
+    def __init__(self, give: Callable[[str], None]) -> None:
+        self._give = give
+        self._begun = False
+        self._held = ""
+
+    def __call__(self, piece: str) -> None:
+        if not piece:
             return
-        yield from source.more()
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+        if not self._begun:
+            self._begun = True
+            piece = piece.removeprefix("\n")
+        piece = self._held + piece
+        self._held = "\n" if piece.endswith("\n") else ""
+        self._give(piece.removesuffix("\n"))

@@ -11,8 +11,9 @@ from .families import find_family
 from .file import Gguf
 from .keys import Keys
 
-# Tokens that end a turn although the metadata may name only the end of the text.
-_TURN_ENDS = {
+# Tokens that end a turn or the text, although the metadata may name only one of them.
+_ENDS = {
+    *("<|endoftext|>", "<|end_of_text|>", "<eos>"),
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"),
     *("<turn|>", "<|tool_response>", "<|return|>", "<|call|>", "<|user|>", "<|observation|>", "[e~["),
 }
@@ -39,8 +40,9 @@ def gguf_config(gguf: Gguf) -> dict[str, Any]:
 def gguf_generation_config(gguf: Gguf) -> dict[str, Any]:
     """The `generation_config.json` of a GGUF model: the ids that begin and end a text."""
     ids = [gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ids += gguf.metadata.get("tokenizer.ggml.eos_token_ids", [])
     tokens: list[str] = gguf.metadata.get("tokenizer.ggml.tokens", [])
-    ends = _TURN_ENDS - ({"<|end|>"} if _HARMONY_END in tokens else set())
+    ends = _ENDS - ({"<|end|>"} if _HARMONY_END in tokens else set())
     ends -= {"<|user|>", "<|observation|>"} if _GLM_START not in tokens else set()
     ids += [index for index, token in enumerate(tokens) if token in ends]
     return {

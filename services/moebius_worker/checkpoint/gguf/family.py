@@ -10,8 +10,9 @@ import numpy as np
 from .keys import Keys, Value
 from .order import Order
 
-# Told by the config, or of no use here: the scales of activations, old files' precomputed rotations.
-_CONSUMED = re.compile(r"rope_freqs\.weight|.+\.input_scale|blk\.\d+\.attn_rot_embd")
+# Told by the config, or of no use here: the scales of activations, old files' precomputed rotations, and the
+# encoders for pictures (v), sound (a) and what leads from them to the text model (mm).
+_CONSUMED = re.compile(r"rope_freqs\.weight|.+\.input_scale|blk\.\d+\.attn_rot_embd|(v|a|mm)\..+")
 _NAME = re.compile(r"(blk\.(?P<layer>\d+)\.)?(?P<rest>.+)")
 
 

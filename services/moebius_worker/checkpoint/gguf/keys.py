@@ -11,6 +11,8 @@ from .file import Gguf
 
 # Say nothing about what is computed. "Meta AI original pth" describes the order of rows that all files have.
 _IRRELEVANT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
+# Of the encoders for pictures and sound, which some files have too.
+_ENCODERS = ("vision.", "audio.")
 
 
 class Keys:
@@ -18,9 +20,8 @@ class Keys:
 
     def __init__(self, gguf: Gguf) -> None:
         self.gguf, self.prefix = gguf, f"{gguf.metadata.get('general.architecture')}."
-        self.unknown = {
-            key.removeprefix(self.prefix) for key in gguf.metadata if key.startswith(self.prefix)
-        } - _IRRELEVANT
+        names = {key.removeprefix(self.prefix) for key in gguf.metadata if key.startswith(self.prefix)}
+        self.unknown = {name for name in names - _IRRELEVANT if not name.startswith(_ENCODERS)}
 
     def raw(self, key: str, default: Any = None) -> Any:
         """A value as it is stored, which may be a list with one value a layer."""

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from moebius_worker.checkpoint.errors import CheckpointError
 
+from .config import gguf_generation_config
 from .file import Gguf
 from .pre_tokenizers import BYTE_LEVEL_KINDS, byte_level_pre_tokenizer
 
@@ -40,15 +41,19 @@ def gguf_tokenizer_files(gguf: Gguf) -> dict[str, bytes]:
     if len(types) != len(tokens):
         raise CheckpointError(f"{gguf.path} is damaged: {len(tokens)} tokens have {len(types)} types.")
     tokenizer = makers[model](gguf, keys, types)
+    # Some files have an end of the text among the pieces of text.
+    ends = set(gguf_generation_config(gguf)["eos_token_id"])
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
+            for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+            if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) or index in ends
         ]
     )
     special = {name: _token(gguf, keys, key) for name, key in _SPECIAL.items()}
-    add_bos = bool(keys.get("add_bos_token", model == "llama" or _adds_bos(keys)))
+    if special["unk_token"] is not None and types[keys["unknown_token_id"]] == _NORMAL:
+        special["unk_token"] = None  # MiniMax M2's files name an ordinary word
+    add_bos = bool(keys.get("add_bos_token", model != "gpt2" or _adds_bos(keys)))
     add_eos = bool(keys.get("add_eos_token", False))
     around = [special["bos_token"] if add_bos else None, "$A", special["eos_token"] if add_eos else None]
     template = [piece for piece in around if piece is not None]

@@ -33,6 +33,10 @@ class BlockTable:
     restore: Node | None = None
     # A slot to which the slice under way leaves a snapshot.
     save: int | None = None
+    # What a slice does with the state as a rule.
+    state_step: StateStep | None = None
+    # A commit of fewer positions has nothing to do.
+    due: int = 0
     # Where the text was seen to leave one that has no snapshot there; 0: nowhere.
     branch: int = 0
 
@@ -92,6 +96,7 @@ class KVCache:
         """Gives `table` a slot, if requests need any; only when `startable`."""
         if self._states is not None:
             table.slot = self._states.take()
+            table.state_step = StateStep(table.slot)
 
     def reuse(self, table: BlockTable, tokens: Sequence[int], patience: int | None = None) -> int:
         """Continues `table` with the pages of the tree that hold what comes next in `tokens`.
@@ -128,9 +133,12 @@ class KVCache:
         """
         if self._states is None:
             return None
-        assert table.slot is not None
         if save and self._states.available:
             table.save = self._states.take()
+        if table.restore is None and table.save is None:
+            return table.state_step
+        table.due = 0
+        assert table.slot is not None
         restore = None if table.restore is None else self._states.number(table.restore)
         return StateStep(table.slot, restore, table.save)
 
@@ -140,11 +148,17 @@ class KVCache:
         When another request has put the same block there before, the table changes over to that page. Window
         pages that no later position looks back to are let go. The snapshot, if one was made, is the tree's.
         """
+        if computed < table.due:
+            return
         full = computed // self.page_size
         if full > table.shared:
             self._share(table, tokens, full)
+        table.due = (full + 1) * self.page_size
         if self._windows is not None:
             self._slide(table, self._windows, computed)
+            # When the first page held is left, if any is.
+            left = (table.shared - len(table.held) + 1) * self.page_size
+            table.due = min(table.due, left + (self._layout.window or 0) - 1)
         if self._states is not None:
             self._settle(table, self._states)
 
@@ -166,7 +180,7 @@ class KVCache:
         for page in table.pages[table.shared :]:
             self._pool.give_back(page)
         table.node, table.pages, table.window_pages = self._tree.root, (), ()
-        table.shared = table.branch = 0
+        table.shared = table.branch = table.due = 0
 
     # ---- finding ------------------------------------------------------------------------------------
 
@@ -215,6 +229,7 @@ class KVCache:
         if self._windows is not None:
             self._move_window(table, self._windows, found)
         table.shared = len(table.pages)
+        table.due = 0
         if self._states is not None:
             if table.restore is not None:
                 self._states.let_go(table.restore)
@@ -297,7 +312,7 @@ class KVCache:
             states.let_go(table.node)
         else:
             states.give_back(table.slot)
-        table.slot = table.restore = table.save = None
+        table.slot = table.restore = table.save = table.state_step = None
 
     # ---- pages --------------------------------------------------------------------------------------
 

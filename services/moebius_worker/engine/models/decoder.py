@@ -20,11 +20,24 @@ class DecoderLayer(Protocol):
     def slots(self, prefix: str) -> Slots: ...
 
 
+class FinalNorm(Protocol):
+    """What hidden states go through before the head."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def slots(self, prefix: str) -> Slots: ...
+
+
 class Decoder:
-    """A causal language model: a family is this with its own layers."""
+    """A causal language model: a family is this with its own layers.
+
+    `norm`: None for an RMS norm with `norm_offset`. `row_elements`: how many numbers a layer holds for one
+    row of a step at the same time beside those that all families' do.
+    """
 
     # How the family's checkpoints differ from the names in `slots`.
     LAYOUT: ClassVar[Layout] = Layout()
+    NORM_NAME: ClassVar[str] = "model.norm"
 
     def __init__(
         self,
@@ -33,11 +46,14 @@ class Decoder:
         caches: CacheSpecs,
         place: Place,
         *,
+        norm: FinalNorm | None = None,
         norm_offset: float = 0.0,
+        row_elements: int = 0,
     ) -> None:
         self.config, self.layers, self.caches, self.place = config, layers, caches, place
         self.embedding = Matrix({"": config.vocab_size}, config.hidden_size)
-        self.norm = RmsNorm(config.hidden_size, config.norm_eps, offset=norm_offset)
+        self.norm = norm or RmsNorm(config.hidden_size, config.norm_eps, offset=norm_offset)
+        self._row_elements = row_elements
         self.head = self.embedding
         if not config.tie_word_embeddings:
             self.head = Matrix({"": config.vocab_size}, config.hidden_size, shard=Shard.COLUMN)
@@ -47,7 +63,10 @@ class Decoder:
         """How many numbers a layer holds for one row of a step at the same time, roughly and at most."""
         heads = self.config.num_heads + 2 * self.config.num_kv_heads
         return (
-            4 * self.config.hidden_size + 3 * heads * self.config.head_dim + 3 * self.config.intermediate_size
+            4 * self.config.hidden_size
+            + 3 * heads * self.config.head_dim
+            + 3 * self.config.intermediate_size
+            + self._row_elements
         )
 
     @property
@@ -77,7 +96,7 @@ class Decoder:
 
     def slots(self) -> Slots:
         """Every parameter, or part of a fused one, under the name that Hugging Face checkpoints give it."""
-        slots = {"model.embed_tokens.weight": self.embedding.slot("")} | self.norm.slots("model.norm")
+        slots = {"model.embed_tokens.weight": self.embedding.slot("")} | self.norm.slots(self.NORM_NAME)
         for index, layer in enumerate(self.layers):
             slots |= layer.slots(f"model.layers.{index}")
         if not self.config.tie_word_embeddings:

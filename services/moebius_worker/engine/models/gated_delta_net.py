@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from moebius_kernels.causal_conv import causal_conv1d
-from moebius_kernels.gated_delta import gated_delta_rule
+from moebius_kernels.gated_delta import CHUNK, gated_delta_rule
 from moebius_kernels.rms_norm import gated_rms_norm
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs, StateSpec
@@ -45,6 +45,13 @@ class DeltaNetConfig:
     def channels(self) -> int:
         """Queries, keys and values, which all go through the convolution."""
         return 2 * self.keys + self.values
+
+    @property
+    def row_elements(self) -> int:
+        """How many numbers the layer holds for one row at the same time, roughly and at most."""
+        # Of each chunk: its matrices between tokens, and both sides of its triangular system.
+        chunks = self.value_heads * (4 * CHUNK + 3 * self.key_dim + 4 * self.value_dim)
+        return 4 * self.channels + 2 * self.values + chunks
 
 
 def read_delta_net(config: Mapping[str, Any], sizes: DecoderConfig) -> DeltaNetConfig:

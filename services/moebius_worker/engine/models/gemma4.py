@@ -130,20 +130,15 @@ class Gemma4ForCausalLM(Decoder):
             shared = None if layer.reads is None else self.blocks[layer.reads].attention.cache
             attention = Gemma4Attention(layer, rotary, caches, shared)
             self.blocks.append(Gemma4Layer(self.gemma4, layer, attention))
-        super().__init__(sizes, self.blocks, caches, place)
+        super().__init__(sizes, self.blocks, caches, place, row_elements=_row_elements(self.gemma4))
         self.layer_inputs: LayerInputs | None = None
         if self.gemma4.per_layer is not None:
             self.layer_inputs = LayerInputs(sizes, self.gemma4.per_layer)
 
     @property
-    def row_elements(self) -> int:
-        total = super().row_elements
-        if self.gemma4.moe is not None:
-            # A row is copied for each of its experts: in, out, and back in order in fp32.
-            total += 4 * self.gemma4.moe.per_token * self.config.hidden_size
-        if self.gemma4.per_layer is not None:
-            total += 3 * self.config.num_layers * self.gemma4.per_layer.width
-        return total
+    def expert_share(self) -> float:
+        moe = self.gemma4.moe
+        return 1.0 if moe is None else moe.per_token / moe.total
 
     def forward(self, context: StepContext, progress: Callable[[], None]) -> torch.Tensor:
         x = self.embed(context)
@@ -174,3 +169,14 @@ class Gemma4ForCausalLM(Decoder):
         if found and (index := int(found[1])) < len(self.gemma4.layers):
             return self.gemma4.layers[index].reads is not None
         return super().ignores(name)
+
+
+def _row_elements(config: Gemma4Config) -> int:
+    """What a row of a step takes beside what it takes in all families."""
+    total = 0
+    if config.moe is not None:
+        # A row is copied for each of its experts: in, out, and back in order in fp32.
+        total += 4 * config.moe.per_token * config.sizes.hidden_size
+    if config.per_layer is not None:
+        total += 3 * config.sizes.num_layers * config.per_layer.width
+    return total

@@ -54,6 +54,18 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries are multiplied by 1 + beta * log(1 + position // context), as in Llama 4."""
+
+    beta: float
+    context: int
+
+    def __call__(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions [T] -> factors [T, 1, 1], fp32."""
+        return (1 + self.beta * (positions // self.context).float().log1p())[:, None, None]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionConfig:
     """Sizes and kinds of a grouped-query attention.
 
@@ -77,6 +89,7 @@ class AttentionConfig:
     softcap: float | None = None
     sinks: bool = False
     output_gate: bool = False
+    temperature: Temperature | None = None
 
 
 class Attention:
@@ -91,9 +104,7 @@ class Attention:
             bias=config.qkv_bias,
             shard=Shard.COLUMN,
         )
-        self.out = Linear(
-            queries, {"o_proj": config.hidden_size}, bias=config.output_bias, shard=Shard.ROW
-        )
+        self.out = Linear(queries, {"o_proj": config.hidden_size}, bias=config.output_bias, shard=Shard.ROW)
         self.norms: dict[str, RmsNorm] = {}
         if config.qk_norm is not None:
             sizes = (config.head_dim,) * 2 if config.qk_norm == "head" else (queries, keys)
@@ -116,6 +127,8 @@ class Attention:
         if self.rotary is not None:
             angles = context.angles(self.rotary)
             q, k = apply_rotary(q, angles), apply_rotary(k, angles)
+        if config.temperature is not None:
+            q = (q * config.temperature(context.positions)).to(q.dtype)
         pages, _ = context.kv(self.cache)
         faults = write_kv(k, v.unflatten(-1, (config.num_kv_heads, -1)), pages, plan)
         sinks = None if self.sinks is None else self.sinks.data
@@ -142,13 +155,9 @@ class Attention:
 class GatedMlp:
     """The feed-forward network of dense layers."""
 
-    def __init__(
-        self, hidden: int, inner: int, *, bias: bool = False, activation: Activation = SILU
-    ) -> None:
+    def __init__(self, hidden: int, inner: int, *, bias: bool = False, activation: Activation = SILU) -> None:
         self.activation = activation
-        self.gate_up = Linear(
-            hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias, shard=Shard.COLUMN
-        )
+        self.gate_up = Linear(hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias, shard=Shard.COLUMN)
         self.down = Linear(inner, {"down_proj": hidden}, bias=bias, shard=Shard.ROW)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,17 +1,19 @@
 """MiniMax-M2: norms over all heads together, part of each head turns, and sigmoid-routed experts."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from moebius_kernels.rotary import Rotary
+from moebius_kernels.router import sigmoid_topk
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import read_decoder_config, require
+from moebius_worker.engine.models.deepseek_moe import DeepseekMoe, MtpMoeDecoder, num_mtp_layers
 from moebius_worker.engine.models.layers import Attention
 from moebius_worker.engine.models.mixtral import MixtralForCausalLM, MixtralLayer
 from moebius_worker.engine.models.moe import ExpertNames, MoeConfig, num_experts
 from moebius_worker.engine.models.parameters import Place
-from moebius_worker.engine.models.sigmoid_moe import MtpMoeDecoder, SigmoidMoe, num_mtp_layers
 from moebius_worker.engine.weights.layout import Layout
 
 # What the released config says of parts that other MiniMax models have otherwise.
@@ -44,12 +46,15 @@ class MiniMaxM2ForCausalLM(MtpMoeDecoder):
             total=num_experts(config),
             per_token=require(config, "num_experts_per_tok"),
         )
+        route = partial(sigmoid_topk, top_k=moe.per_token)
         rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
         layers = [
             MixtralLayer(
                 sizes,
                 Attention(sizes.attention(qk_norm="full"), rotary, caches),
-                SigmoidMoe(moe, {}, bias_name="e_score_correction_bias", names=ExpertNames("w1", "w3", "w2")),
+                DeepseekMoe(
+                    moe, route, bias_name="e_score_correction_bias", names=ExpertNames("w1", "w3", "w2")
+                ),
             )
             for _ in range(sizes.num_layers)
         ]

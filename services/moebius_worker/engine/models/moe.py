@@ -133,10 +133,10 @@ class MoeDecoder(Decoder):
         layers: Sequence[DecoderLayer],
         caches: CacheSpecs,
         place: Place,
-        *,
-        norm_offset: float = 0.0,
+        **parts: Any,
     ) -> None:
-        super().__init__(config, layers, caches, place, norm_offset=norm_offset)
+        """`parts`: as of `Decoder`."""
+        super().__init__(config, layers, caches, place, **parts)
         self.moe = moe
 
     @property

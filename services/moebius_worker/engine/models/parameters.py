@@ -69,8 +69,8 @@ Slots = dict[str, Slot]
 class Vector:
     """A plain tensor of any rank: norms, biases, sinks, convolutions. Parts lie one after another in dim 0.
 
-    `dtype`: None for the model's own. `experts`: as many of it, stacked. `default`: what fills it if the
-    checkpoint has no such tensor; None if it must.
+    `dtype`: None for the model's own. `experts`: as many of it, stacked. `default`: what fills it, or its
+    contents, if the checkpoint has no such tensor; None if it must.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Vector:
         experts: int | None = None,
         dtype: torch.dtype | None = None,
         shard: Shard = Shard.NONE,
-        default: float | None = None,
+        default: float | torch.Tensor | None = None,
     ) -> None:
         self.parts: Final = dict(parts or {"": shape[0] if shape else 1})
         self.shape: Final = (sum(self.parts.values()), *shape[1:]) if shape else ()
@@ -127,7 +127,8 @@ class Matrix:
     """Weight matrices with the same inputs, their rows one after another, read by one operation.
 
     `parts`: rows of each. `experts`: as many of it, stacked. `plain`: always expanded to the model's dtype,
-    for matrices that are not multiplied with as they are.
+    for matrices that are not multiplied with as they are. `host`: always as it is stored, and in the host's
+    memory, for tables too large for a device of which a step reads few rows.
     """
 
     def __init__(
@@ -138,12 +139,14 @@ class Matrix:
         experts: int | None = None,
         shard: Shard = Shard.NONE,
         plain: bool = False,
+        host: bool = False,
     ) -> None:
         self.parts: Final = dict(parts)
         self.columns: Final = columns
         self.experts: Final = experts
         self.shard: Final = shard
         self.plain: Final = plain
+        self.host: Final = host
         # Neighbours in the same form are one block.
         self.blocks: tuple[StoredMatrix, ...] = ()
         self._views: dict[str, StoredMatrix] = {}
@@ -162,10 +165,11 @@ class Matrix:
         leading = _own_experts(self.experts, self.shard, rank)
         rows = _own_rows(self.parts, self.shard, rank)
         columns = rank.share(self.columns)[1] if self.shard is Shard.ROW else self.columns
+        device = torch.device("cpu") if self.host and place.device.type != "meta" else place.device
         blocks: list[StoredMatrix] = []
         for form, names in _runs(rows, forms):
             shape = (*leading, sum(rows[name] for name in names), columns)
-            block = StoredMatrix.empty(form, shape, place.device)
+            block = StoredMatrix.empty(form, shape, device)
             start = 0
             for name in names:
                 self._views[name] = block.narrow_rows(start, rows[name])

@@ -11,7 +11,7 @@ from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import DecoderConfig, read_decoder_config, require, text_config
 from moebius_worker.engine.models.decoder import Decoder
-from moebius_worker.engine.models.gated_delta_net import GatedDeltaNet, read_delta_net
+from moebius_worker.engine.models.gated_delta_net import DeltaNetConfig, GatedDeltaNet, read_delta_net
 from moebius_worker.engine.models.layers import Attention
 from moebius_worker.engine.models.moe import FUSED_EXPERTS, MoeDecoder
 from moebius_worker.engine.models.parameters import Place
@@ -19,7 +19,9 @@ from moebius_worker.engine.models.pre_norm import FeedForward, PreNormLayer, den
 from moebius_worker.engine.models.shared_expert import SharedExpertMoe, read_experts
 from moebius_worker.engine.weights.layout import Layout
 
-_LINEAR, _FULL = "linear_attention", "full_attention"
+_LINEAR = "linear_attention"
+# Of Qwen4-Exp the second, which its published configs call by the first name.
+_FULL = ("full_attention", "indexed_attention")
 
 LAYOUT = Layout(
     renames=((r"^model\.language_model\.", "model."),),
@@ -44,11 +46,11 @@ def linear_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Which layers have linear attention. Raises CheckpointError."""
     every = config.get("full_attention_interval") or 4
     types = config.get("layer_types") or [
-        _LINEAR if (index + 1) % every else _FULL for index in range(num_layers)
+        _LINEAR if (index + 1) % every else _FULL[0] for index in range(num_layers)
     ]
-    if len(types) != num_layers or not set(types) <= {_LINEAR, _FULL}:
+    if len(types) != num_layers or not set(types) <= {_LINEAR, *_FULL}:
         raise CheckpointError(
-            f"The config says layer_types = {types!r}; {num_layers} of {_LINEAR!r} and {_FULL!r} are needed."
+            f"The config says layer_types = {types!r}; {num_layers} of {_LINEAR!r} and {_FULL[0]!r} are needed."
         )
     return [kind == _LINEAR for kind in types]
 
@@ -59,10 +61,11 @@ def build_layers(
     caches: CacheSpecs,
     place: Place,
     mlp: Callable[[int], FeedForward],
+    linear: DeltaNetConfig,
     delta_net: type[GatedDeltaNet] = GatedDeltaNet,
 ) -> list[PreNormLayer]:
     """`mlp` makes the feed-forward network of a layer of that number. Raises CheckpointError."""
-    rotary, linear = Rotary(sizes.rope, place.device), read_delta_net(config, sizes)
+    rotary = Rotary(sizes.rope, place.device)
     attention = sizes.attention(
         qk_norm="head", norm_offset=1.0, output_gate=bool(config.get("attn_output_gate", True))
     )
@@ -74,22 +77,28 @@ def build_layers(
     return layers
 
 
-class Qwen3_5ForCausalLM(Decoder):
+class Qwen35ForCausalLM(Decoder):
     LAYOUT: ClassVar[Layout] = LAYOUT
 
     def __init__(self, config: Mapping[str, Any], place: Place) -> None:
         config = text_config(config)
         sizes, caches = read_sizes(config), CacheSpecs()
-        layers = build_layers(config, sizes, caches, place, lambda index: dense_mlp(sizes))
-        super().__init__(sizes, layers, caches, place, norm_offset=1.0)
+        linear = read_delta_net(config, sizes)
+        layers = build_layers(config, sizes, caches, place, lambda index: dense_mlp(sizes), linear)
+        super().__init__(
+            sizes, layers, caches, place, norm_offset=1.0, row_elements=linear.row_elements
+        )
 
 
-class Qwen3_5MoeForCausalLM(MoeDecoder):
+class Qwen35MoeForCausalLM(MoeDecoder):
     LAYOUT: ClassVar[Layout] = LAYOUT
 
     def __init__(self, config: Mapping[str, Any], place: Place) -> None:
         config = text_config(config)
         sizes, caches = read_sizes(config), CacheSpecs()
+        linear = read_delta_net(config, sizes)
         moe, shared = read_experts(config, sizes), require(config, "shared_expert_intermediate_size")
-        layers = build_layers(config, sizes, caches, place, lambda index: SharedExpertMoe(moe, shared))
-        super().__init__(sizes, moe, layers, caches, place, norm_offset=1.0)
+        layers = build_layers(config, sizes, caches, place, lambda index: SharedExpertMoe(moe, shared), linear)
+        super().__init__(
+            sizes, moe, layers, caches, place, norm_offset=1.0, row_elements=linear.row_elements
+        )

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import require
-from moebius_worker.engine.models.gated_delta_net import PackedGatedDeltaNet
+from moebius_worker.engine.models.gated_delta_net import PackedGatedDeltaNet, read_delta_net
 from moebius_worker.engine.models.moe import MoeDecoder
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import FeedForward, dense_mlp
@@ -19,6 +19,7 @@ class Qwen3NextForCausalLM(MoeDecoder):
 
     def __init__(self, config: Mapping[str, Any], place: Place) -> None:
         sizes, caches = read_sizes(config), CacheSpecs()
+        linear = read_delta_net(config, sizes)
         moe, shared = read_experts(config, sizes), require(config, "shared_expert_intermediate_size")
         dense = set(config.get("mlp_only_layers") or ())
         every = config.get("decoder_sparse_step") or 1
@@ -29,5 +30,7 @@ class Qwen3NextForCausalLM(MoeDecoder):
                 return dense_mlp(sizes)
             return SharedExpertMoe(moe, shared, renormalise=renormalise)
 
-        layers = build_layers(config, sizes, caches, place, mlp, PackedGatedDeltaNet)
-        super().__init__(sizes, moe, layers, caches, place, norm_offset=1.0)
+        layers = build_layers(config, sizes, caches, place, mlp, linear, PackedGatedDeltaNet)
+        super().__init__(
+            sizes, moe, layers, caches, place, norm_offset=1.0, row_elements=linear.row_elements
+        )

@@ -1,6 +1,7 @@
 """GGUF's tensors under Hugging Face's names, as they are stored: blocks stay blocks."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,36 +98,44 @@ class GgufReader:
         source = self._sources[name]
         if isinstance(source, _Joined):
             arrays = [self._decode(stored, None) for stored in source.stored]
-            return torch.from_numpy(source.join.make(*arrays))
+            return _tensor(source.join.make(*arrays))
         if source.stored.type in _PLAIN and source.part.values is None:
             return self._plain(source)
         if source.decoded:
-            return torch.from_numpy(self._changed(source, self._decode(source.stored, source.expert)))
-        return torch.from_numpy(self._blocks(source))
+            return _tensor(self._changed(source, self._decode(source.stored, source.expert)))
+        return _tensor(self._blocks(source))
 
     def _add(self, stored: GgufTensor, each: Named) -> None:
-        stacked = "{expert}" in each.name
+        part, stacked = each.part, "{expert}" in each.name
         shape, experts = (stored.shape[1:], stored.shape[0]) if stacked else (stored.shape, 1)
-        decoded = _is_decoded(self._config, stored, each.part, shape)
-        if each.name.endswith(".scale") and stored.name.endswith(".scale"):
+        if stored.name.endswith(".scale") and each.name.endswith(".scale"):
             # One factor of whatever rows the weight has.
-            each, shape = Named(each.name, Part(each.part.name)), (1,) if stacked else shape
+            part, shape = Part(part.name), shape or (1,)
+        if not shape:
+            raise CheckpointError(f"Tensor {stored.name} {list(stored.shape)} in {stored.file} is no vector.")
         try:
-            final = self._changed_shape(each.part, shape)
+            decoded = _is_decoded(self._config, stored, part, shape)
+            final = self._changed_shape(part, shape)
         except OrderError as error:
             raise CheckpointError(f"Tensor {stored.name} in {stored.file}: {error}.") from error
         nbytes = stored.nbytes // experts * math.prod(final) // max(math.prod(shape), 1)
         for expert in range(experts):
-            name = each.name.format(expert=expert)
-            self._sources[name] = _Source(stored, each.part, expert if stacked else None, decoded)
             dtype = "F32" if decoded else stored.type.name
-            self.tensors[name] = TensorInfo(final, dtype, str(stored.file), nbytes)
+            self._put(
+                each.name.format(expert=expert),
+                _Source(stored, part, expert if stacked else None, decoded),
+                TensorInfo(final, dtype, str(stored.file), nbytes),
+            )
 
     def _add_join(self, name: str, join: Join, stored: tuple[GgufTensor, ...]) -> None:
-        self._sources[name] = _Joined(join, stored)
         shape = join.shape(*(tensor.shape for tensor in stored))
         nbytes = sum(tensor.nbytes for tensor in stored)
-        self.tensors[name] = TensorInfo(shape, "F32", str(stored[0].file), nbytes)
+        self._put(name, _Joined(join, stored), TensorInfo(shape, "F32", str(stored[0].file), nbytes))
+
+    def _put(self, name: str, source: _Source | _Joined, info: TensorInfo) -> None:
+        if name in self.tensors:
+            raise CheckpointError(f"{info.file} has {name} twice, in two forms.")
+        self._sources[name], self.tensors[name] = source, info
 
     def _changed_shape(self, part: Part, shape: tuple[int, ...]) -> tuple[int, ...]:
         if part.rows is not None:
@@ -152,9 +161,7 @@ class GgufReader:
         shape = source.stored.shape if source.expert is None else source.stored.shape[1:]
         width = np.dtype(f"u{dtype.itemsize}")
         array = self._bytes(source.stored, source.expert).view(width).reshape(shape or (1,))
-        if source.stored.name.endswith(".scale") and source.expert is not None:
-            array = array.reshape(1)
-        return torch.from_numpy(self._changed(source, array)).view(dtype)
+        return _tensor(self._changed(source, array)).view(dtype)
 
     def _blocks(self, source: _Source) -> np.ndarray:
         shape = source.stored.shape if source.expert is None else source.stored.shape[1:]
@@ -172,23 +179,30 @@ class GgufReader:
         shape = stored.shape if expert is None else stored.shape[1:]
         raw = self._bytes(stored, expert)
         if stored.type in _PLAIN:
-            return torch.from_numpy(raw).view(_PLAIN[stored.type]).float().reshape(shape).numpy()
+            return _tensor(raw).view(_PLAIN[stored.type]).float().reshape(shape).numpy()
         return _decode_blocks(raw.reshape(math.prod(shape[:-1]), -1), stored).reshape(shape)
 
     def _bytes(self, stored: GgufTensor, expert: int | None) -> np.ndarray:
-        if stored.file.stat().st_size < stored.offset + stored.nbytes:
+        try:
+            if stored.file not in self._files:
+                self._files[stored.file] = np.memmap(stored.file, np.uint8, "r")
+            size = stored.file.stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"Cannot read {stored.name} in {stored.file}: {error}") from error
+        if size < stored.offset + stored.nbytes:  # to read beyond the end would kill the process
             raise CheckpointError(f"{stored.file} ended within the tensor {stored.name}. Download it again.")
-        if stored.file not in self._files:
-            try:
-                # Copy on write: torch wants memory that could be written to.
-                self._files[stored.file] = np.memmap(stored.file, np.uint8, "c")
-            except OSError as error:
-                raise CheckpointError(f"Cannot read {stored.name} in {stored.file}: {error}") from error
         start, nbytes = stored.offset, stored.nbytes
         if expert is not None:
             nbytes //= stored.shape[0]
             start += expert * nbytes
         return self._files[stored.file][start : start + nbytes]
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor in the array's memory. That of the mapped file cannot be written to, which torch warns of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def _decode_blocks(blocks: np.ndarray, stored: GgufTensor) -> np.ndarray:

@@ -66,8 +66,13 @@ class Loading:
     @property
     def nbytes(self) -> int:
         """Of the allocated parameters."""
-        owners = (*self.forms, *self.vectors)
+        owners: list[Matrix | Vector] = [*self.forms, *self.vectors]
         return sum(tensor.nbytes for owner in owners for tensor in owner.tensors)
+
+    @property
+    def host_nbytes(self) -> int:
+        """Of those that stay in the host's memory, wherever the others are."""
+        return sum(tensor.nbytes for matrix in self.forms if matrix.host for tensor in matrix.tensors)
 
     def stored_forms(self) -> Counter[str]:
         """How many bytes of the checkpoint are in which form, for people."""
@@ -94,14 +99,13 @@ class Loading:
         destination = owner.destination(fill.slot.part, expert)
         if not fill.source:
             assert owner.default is not None
-            destination.fill_(owner.default)
+            destination.copy_(torch.as_tensor(owner.default))
             return
         tensor = self.reader.read(fill.source)
-        if not tensor.is_floating_point():
+        if tensor.is_floating_point() != destination.is_floating_point():
             info = self.reader.tensors[fill.source]
-            raise CheckpointError(
-                f"{fill.name} in {info.file} holds {info.dtype}, no floating-point numbers."
-            )
+            needed = "floating-point numbers" if destination.is_floating_point() else "integers"
+            raise CheckpointError(f"{fill.name} in {info.file} holds {info.dtype}, no {needed}.")
         destination.copy_(owner.own(tensor.reshape(fill.slot.shape), rank))
 
     def _fill_matrix(self, fill: Fill, owner: Matrix, expert: int, rank: Rank) -> None:
@@ -192,7 +196,7 @@ def _kept_forms(fills: Iterable[Fill], expanded: Format, expand: bool) -> dict[M
         if isinstance(owner, Vector) or fill.form is None:
             continue
         form = fill.form.format
-        if expand or owner.plain or isinstance(form, Dense):
+        if not owner.host and (expand or owner.plain or isinstance(form, Dense)):
             form = expanded
         parts = forms.setdefault(owner, {})
         if parts.setdefault(fill.slot.part, form) != form:

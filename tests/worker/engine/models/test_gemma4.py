@@ -64,6 +64,10 @@ LAYER_INPUTS = {
     "num_kv_shared_layers": 3,
     "use_double_wide_mlp": True,
 }
+ROPE = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
 CASES: dict[str, dict[str, Any]] = {"dense": {}, "moe": MOE, "layer_inputs": LAYER_INPUTS}
 SCALES = {"per_expert_scale": 1.0, "router.scale": 1.0, "router.proj": 0.5}
 
@@ -179,11 +183,24 @@ def test_every_small_part_shows_in_the_logits(tmp_path: Path, part: str) -> None
     assert Texts(runner, model, [37]).step({0: 37}) > 100 * TOLERANCE
 
 
-def test_the_cap_of_logits_shows_in_them(tmp_path: Path) -> None:
-    model = text_model().eval()
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"final_logit_softcapping": None},
+        {"sliding_window": 8},
+        {"layer_types": [SLIDING, FULL, FULL, FULL], "global_head_dim": 16},
+        {"rope_parameters": ROPE | {FULL: ROPE[FULL] | {"partial_rotary_factor": 0.5}}},
+        {"rope_parameters": ROPE | {FULL: ROPE[FULL] | {"rope_type": "default"}}},
+        {"rope_parameters": ROPE | {SLIDING: ROPE[FULL]}},
+    ],
+    ids=str,
+)
+def test_every_setting_shows_in_the_logits(tmp_path: Path, other: dict[str, Any]) -> None:
+    model = text_model(global_head_dim=16)
     runner = load(write(tmp_path, model))
-    model.config.final_logit_softcapping = None
-    assert Texts(runner, model, [37]).step({0: 37}) > 100 * TOLERANCE
+    different = text_model(**({"global_head_dim": 16} | other)).eval()
+    different.load_state_dict(model.state_dict())
+    assert Texts(runner, different, [37]).step({0: 37}) > 10 * TOLERANCE
 
 
 @pytest.mark.parametrize(

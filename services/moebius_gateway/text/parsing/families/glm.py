@@ -19,5 +19,5 @@ GLM = ParserSpec(
         ),
     ),
     signs=(("<arg_key>", "<arg_value>"),),
-    model_types=("glm4_moe", "glm4_moe_lite"),
+    model_types=("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
 )

@@ -5,5 +5,5 @@ from moebius_gateway.text.parsing.spec import THINK, JsonCall, ParserSpec, Rule
 HERMES = ParserSpec(
     name="hermes",
     rules=(THINK, Rule("<tool_call>", (JsonCall(),), close=("</tool_call>",))),
-    signs=(("<tool_call>", '"arguments"'), ("<tool_call>", '"name"'), ("<tool_call>", "'arguments'")),
+    signs=(("<tool_call>", '"arguments"'),),
 )

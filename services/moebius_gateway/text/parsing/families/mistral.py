@@ -26,6 +26,6 @@ MISTRAL = ParserSpec(
     ),
     dropped=("[/THINK]",),
     short_ids=True,
-    signs=(("[TOOL_CALLS]",), ("[INST]", "[/INST]")),
+    signs=(("[TOOL_CALLS]",),),
     tokens=("[TOOL_CALLS]",),
 )

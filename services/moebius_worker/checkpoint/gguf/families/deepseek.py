@@ -92,7 +92,9 @@ _KV_B = Join("self_attn.kv_b_proj.weight", ("attn_k_b.weight", "attn_v_b.weight"
 
 
 def _has_sigmoid_router(keys: Keys) -> bool:
-    return bool(keys.get("expert_gating_func", SOFTMAX) == SIGMOID)
+    # Some files (GLM 4.7 Flash) do not say it, but only these routers have a bias for the choice.
+    biased = any(".exp_probs_b." in name for name in keys.gguf.tensors)
+    return bool(keys.get("expert_gating_func", SIGMOID if biased else SOFTMAX) == SIGMOID)
 
 
 DEEPSEEK_V3 = Family(

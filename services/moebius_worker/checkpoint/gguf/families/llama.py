@@ -1,4 +1,4 @@
-"""llama.cpp's `llama`: Llama and Mistral, and with experts Mixtral; `mistral3`: Ministral 3.
+"""llama.cpp's `llama`: Llama and Mistral, and with experts Mixtral; `mistral3`: later Mistral and Ministral.
 
 Rows of q and k are in the order of llama.cpp's rotary embedding.
 """
@@ -6,7 +6,7 @@ Rows of q and k are in the order of llama.cpp's rotary embedding.
 from collections.abc import Mapping
 
 from ..family import Family, Part, Parts
-from ..keys import Value, const, get, head_dim, need, tensor
+from ..keys import Value, const, head_dim, need, tensor
 from ..order import part, rotary
 from ..rope import yarn_rope
 from .common import ATTENTION, DECODER, DENSE, MLP, MLP_NORM, QKV, SOFTMAX_NORMALISED, TOP, experts
@@ -31,9 +31,9 @@ LLAMA = Family(
     architecture="llama",
     class_name="LlamaForCausalLM",
     model_type="llama",
-    config=DECODER | DENSE | _BIASES,
+    config={**DECODER, **DENSE, **_BIASES},
     top=TOP,
-    layer=_ATTENTION | MLP_NORM | MLP,
+    layer={**_ATTENTION, **MLP_NORM, **MLP},
     only={"expert_count": (0,), "expert_used_count": (0,)},
     applies=lambda keys: not keys.get("expert_count", 0),
 )
@@ -60,6 +60,18 @@ MIXTRAL = Family(
     only=SOFTMAX_NORMALISED,
     applies=lambda keys: bool(keys.get("expert_count", 0)),
 )
+_NO_WINDOW: Mapping[str, Value] = {"sliding_window": const(None)}
+# The temperature by which the attention of long texts is sharpened.
+_TEMPERATURE = "attention.temperature_scale"
+MISTRAL = Family(
+    architecture="mistral3",
+    class_name="MistralForCausalLM",
+    model_type="mistral",
+    config={**DECODER, **DENSE, **_NO_WINDOW},
+    top=TOP,
+    layer={**_ATTENTION, **MLP_NORM, **MLP},
+    applies=lambda keys: not keys.get(_TEMPERATURE),
+)
 MINISTRAL3 = Family(
     architecture="mistral3",
     class_name="Ministral3ForCausalLM",
@@ -67,12 +79,10 @@ MINISTRAL3 = Family(
     config={
         **DECODER,
         **DENSE,
-        "sliding_window": const(None),
-        "rope_parameters": yarn_rope(
-            head_dim, 1.0, {"llama_4_scaling_beta": get("attention.temperature_scale", 0.0)}
-        ),
+        **_NO_WINDOW,
+        "rope_parameters": yarn_rope(head_dim, 1.0, {"llama_4_scaling_beta": need(_TEMPERATURE)}),
     },
     top=TOP,
-    layer=_ATTENTION | MLP_NORM | MLP,
-    only={"expert_count": (0,)},
+    layer={**_ATTENTION, **MLP_NORM, **MLP},
+    applies=lambda keys: bool(keys.get(_TEMPERATURE)),
 )

@@ -31,17 +31,17 @@ QWEN2 = Family(
     architecture="qwen2",
     class_name="Qwen2ForCausalLM",
     model_type="qwen2",
-    config=DECODER | DENSE | _NO_WINDOW,
+    config={**DECODER, **DENSE, **_NO_WINDOW},
     top=TOP,
-    layer=ATTENTION | MLP_NORM | MLP,
+    layer={**ATTENTION, **MLP_NORM, **MLP},
 )
 QWEN3 = Family(
     architecture="qwen3",
     class_name="Qwen3ForCausalLM",
     model_type="qwen3",
-    config=DECODER | DENSE | _NO_WINDOW | {"attention_bias": const(False)},
+    config={**DECODER, **DENSE, **_NO_WINDOW, "attention_bias": const(False)},
     top=TOP,
-    layer=ATTENTION | QK_NORM | MLP_NORM | MLP,
+    layer={**ATTENTION, **QK_NORM, **MLP_NORM, **MLP},
 )
 QWEN3_MOE = Family(
     architecture="qwen3moe",

@@ -1,7 +1,8 @@
 """Qwen 3.5 and 3.6, dense and with experts, and Qwen 3 Next: gated delta nets between attention layers.
 
 Norms are stored with 1 added, except the delta net's. 3.5 has value heads in the order in which ggml repeats
-key heads; Qwen 3 Next keeps them, and is told here in 3.5's names, with the packed projections divided.
+key heads. Qwen 3 Next keeps them; GGUF divides its packed projections as 3.5 has them, so that it is told
+here as the Qwen 3.5 with experts that it then is.
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..family import Family, Part, Parts
-from ..keys import Keys, Value, const, get, need, num_layers
-from ..order import Order, log_of_negative, minus_one, one_channel, value_heads
+from ..keys import Keys, Value, const, need, num_layers
+from ..order import Order, OrderError, log_of_negative, minus_one, one_channel, value_heads
 from ..rope import partial_rope
 from .common import (
     ATTENTION,
@@ -56,7 +57,7 @@ _EXPERTS: Mapping[str, Value] = {
 }
 # How pictures' positions are divided; a text's are all the same.
 _SECTIONS = {"rope.dimension_sections"}
-_TOP: Mapping[str, Parts] = TOP | {"output_norm": Part("model.norm", values=minus_one)}
+_TOP: Mapping[str, Parts] = {**TOP, "output_norm": Part("model.norm", values=minus_one)}
 _COMMON: Mapping[str, Parts] = {
     **ATTENTION,
     "attn_norm": Part("input_layernorm", values=minus_one),
@@ -90,44 +91,54 @@ QWEN35 = Family(
     architecture="qwen35",
     class_name="Qwen3_5ForCausalLM",
     model_type="qwen3_5_text",
-    config=_CONFIG | DENSE,
+    config={**_CONFIG, **DENSE},
     top=_TOP,
-    layer=_TILED | MLP,
+    layer={**_TILED, **MLP},
     unread=_SECTIONS,
 )
 QWEN35_MOE = Family(
     architecture="qwen35moe",
     class_name="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
-    config=_CONFIG | _EXPERTS,
+    config={**_CONFIG, **_EXPERTS},
     top=_TOP,
-    layer=_TILED | _MOE,
+    layer={**_TILED, **_MOE},
     only=SOFTMAX_NORMALISED,
     unread=_SECTIONS | {"feed_forward_length"},
 )
 
 
-def _decay_or_beta(index: int) -> Order:
-    """Of each key head in turn: beta of its value heads, then alpha."""
+def _of_key_heads(indices: tuple[int, ...], *size_keys: str | None) -> Order:
+    """Some of the parts that stand for each key head in turn.
+
+    Each size is a key's dimension, a value head's times the value heads of a key head, or (None) one for each
+    of those.
+    """
 
     def order(config: Mapping[str, Any], count: int) -> np.ndarray:
-        return np.arange(count).reshape(config["linear_num_key_heads"], 2, -1)[:, index].reshape(-1)
+        keys, repeats = config["linear_num_key_heads"], config["linear_num_value_heads"]
+        repeats //= keys
+        sizes = {
+            "linear_key_head_dim": config["linear_key_head_dim"],
+            _DIM: repeats * config[_DIM],
+            None: repeats,
+        }
+        lengths = [sizes[key] for key in size_keys]
+        if count != keys * sum(lengths):
+            raise OrderError(f"its {count} rows are no {' + '.join(map(str, lengths))} for {keys} key heads")
+        rows = np.split(np.arange(count).reshape(keys, -1), np.cumsum(lengths)[:-1], axis=1)
+        return np.concatenate([rows[index].reshape(-1) for index in indices])
 
     return order
 
 
+_BETA_DECAY = (None, None)
+_QKVZ = ("linear_key_head_dim", "linear_key_head_dim", _DIM, _DIM)
 QWEN3_NEXT = Family(
     architecture="qwen3next",
-    class_name="Qwen3NextForCausalLM",
-    model_type="qwen3_next",
-    config={
-        **_CONFIG,
-        **_EXPERTS,
-        "intermediate_size": get("feed_forward_length"),
-        "norm_topk_prob": const(True),
-        "decoder_sparse_step": const(1),
-        "mlp_only_layers": const([]),
-    },
+    class_name="Qwen3_5MoeForCausalLM",
+    model_type="qwen3_5_moe_text",
+    config={**_CONFIG, **_EXPERTS},
     top=_TOP,
     layer={
         **_COMMON,
@@ -135,8 +146,13 @@ QWEN3_NEXT = Family(
         "attn_qkv": Part("linear_attn.in_proj_qkv"),
         "attn_gate": Part("linear_attn.in_proj_z"),
         "ssm_ba": (
-            Part("linear_attn.in_proj_b", rows=_decay_or_beta(0)),
-            Part("linear_attn.in_proj_a", rows=_decay_or_beta(1)),
+            Part("linear_attn.in_proj_b", rows=_of_key_heads((0,), *_BETA_DECAY)),
+            Part("linear_attn.in_proj_a", rows=_of_key_heads((1,), *_BETA_DECAY)),
+        ),
+        # How older files have what is apart above.
+        "ssm_in": (
+            Part("linear_attn.in_proj_qkv", rows=_of_key_heads((0, 1, 2), *_QKVZ)),
+            Part("linear_attn.in_proj_z", rows=_of_key_heads((3,), *_QKVZ)),
         ),
         "ssm_a": Part("linear_attn.A_log", values=log_of_negative),
         "ssm_dt.bias": Part("linear_attn.dt_bias"),
@@ -144,4 +160,5 @@ QWEN3_NEXT = Family(
         "ssm_out": Part("linear_attn.out_proj"),
     },
     only=SOFTMAX_NORMALISED,
+    unread={"feed_forward_length"},
 )

@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latent attention and sigmoid-routed experts. Kimi K2 is published in its form."""
+"""DeepSeek-V3, in whose form Kimi K2 is published too, and V2: latent attention, and experts in groups."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,17 +7,12 @@ from typing import Any, ClassVar
 from moebius_kernels.rotary import Rotary, YarnScaling, yarn_magnitude
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import DecoderConfig, read_decoder_config, require
+from moebius_worker.engine.models.deepseek_moe import MtpMoeDecoder, deepseek_mlps, num_mtp_layers
 from moebius_worker.engine.models.latent_attention import LatentAttention, LatentConfig
 from moebius_worker.engine.models.moe import FUSED_EXPERTS
 from moebius_worker.engine.models.parameters import Place
-from moebius_worker.engine.models.pre_norm import PreNormLayer, dense_mlp
+from moebius_worker.engine.models.pre_norm import PreNormLayer
 from moebius_worker.engine.models.rope import rope_parameters
-from moebius_worker.engine.models.sigmoid_moe import (
-    MtpMoeDecoder,
-    SigmoidMoe,
-    deepseek_moe,
-    num_mtp_layers,
-)
 from moebius_worker.engine.weights.layout import Layout
 
 
@@ -28,24 +23,35 @@ class DeepseekV3ForCausalLM(MtpMoeDecoder):
         # Of a head's numbers only these turn.
         config = {**config, "head_dim": require(config, "qk_rope_head_dim")}
         sizes = read_decoder_config(config, default_theta=10_000.0)
-        self.latent = _latent_config(config, sizes)
+        latent = _latent_config(config, sizes)
         interleaved = config.get("rope_interleave", True)
         rotary = Rotary(replace(sizes.rope, interleaved=interleaved), place.device)
-        moe, kinds = deepseek_moe(config, sizes)
-        dense, caches = config.get("first_k_dense_replace", 3), CacheSpecs()
-        layers = [
-            PreNormLayer(
-                sizes,
-                LatentAttention(self.latent, rotary, caches),
-                dense_mlp(sizes) if index < dense else SigmoidMoe(moe, **kinds),
-            )
-            for index in range(sizes.num_layers)
-        ]
-        super().__init__(sizes, moe, layers, caches, place, mtp_layers=num_mtp_layers(config))
+        moe, mlps = deepseek_mlps(config, sizes, dense=3)
+        caches = CacheSpecs()
+        layers = [PreNormLayer(sizes, LatentAttention(latent, rotary, caches), mlp) for mlp in mlps]
+        super().__init__(
+            sizes,
+            moe,
+            layers,
+            caches,
+            place,
+            mtp_layers=num_mtp_layers(config),
+            # Queries, turned and not, and what attention gives, are as wide as latents.
+            row_elements=3 * latent.num_heads * (latent.kv_rank + latent.rope_dim),
+        )
 
-    @property
-    def row_elements(self) -> int:
-        return super().row_elements + 3 * self.latent.num_heads * (self.latent.kv_rank + self.latent.rope_dim)
+
+class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
+    """Experts by softmax; otherwise as V3."""
+
+    def __init__(self, config: Mapping[str, Any], place: Place) -> None:
+        defaults = {
+            "first_k_dense_replace": 0,
+            "scoring_func": "softmax",
+            "topk_method": "greedy",
+            "norm_topk_prob": False,
+        }
+        super().__init__({**defaults, **config}, place)
 
 
 def _latent_config(config: Mapping[str, Any], sizes: DecoderConfig) -> LatentConfig:

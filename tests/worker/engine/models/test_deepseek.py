@@ -1,6 +1,7 @@
-"""The families with DeepSeek-V3's router against transformers: DeepSeek-V3 itself, GLM-4.5 and MiniMax-M2."""
+"""DeepSeek-V3 and V2 against transformers, and what has their experts or attention: GLM-4.x, MiniMax-M2."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
 )
@@ -26,6 +31,7 @@ from tests.worker.engine.models.harness import (
     TOLERANCE,
     Texts,
     check_bf16,
+    check_chunks,
     check_family,
     check_one_piece,
     load,
@@ -73,6 +79,11 @@ LATENT = {
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 DEEPSEEK = (DeepseekV3ForCausalLM, DeepseekV3Config, COMMON | EXPERTS | LATENT)
+DEEPSEEK_V2 = (
+    DeepseekV2ForCausalLM,
+    DeepseekV2Config,
+    COMMON | EXPERTS | LATENT | {"topk_method": "group_limited_greedy"},
+)
 GLM = (
     Glm4MoeForCausalLM,
     Glm4MoeConfig,
@@ -85,6 +96,12 @@ GLM = (
         "rope_parameters": PLAIN_ROPE | {"partial_rotary_factor": 0.5},
     },
 )
+GLM_LITE = {
+    "n_group": 1,
+    "topk_group": 1,
+    "rope_parameters": PLAIN_ROPE,
+    "mlp_layer_types": ["dense", "sparse", "dense"],
+}
 MINIMAX = (
     MiniMaxM2ForCausalLM,
     MiniMaxM2Config,
@@ -101,8 +118,14 @@ CASES: dict[str, tuple[type, type, dict[str, Any]]] = {
         *DEEPSEEK[:2],
         DEEPSEEK[2] | {"attention_bias": True, "norm_topk_prob": False, "n_shared_experts": 2},
     ),
+    "deepseek v2": DEEPSEEK_V2,
+    "deepseek v2 lite": (
+        *DEEPSEEK_V2[:2],
+        DEEPSEEK_V2[2] | {"topk_method": "greedy", "q_lora_rank": None, "rope_parameters": PLAIN_ROPE},
+    ),
     "glm": GLM,
     "glm, no norm": (*GLM[:2], GLM[2] | {"use_qk_norm": False, "attention_bias": False}),
+    "glm lite": (Glm4MoeLiteForCausalLM, Glm4MoeLiteConfig, DEEPSEEK[2] | GLM_LITE),
     "minimax": MINIMAX,
 }
 SCALES = {"gate.weight": 0.5, "bias": 0.5}
@@ -177,6 +200,41 @@ def test_the_layers_that_guess_further_tokens_are_left_out(tmp_path: Path, case:
         load(path)
 
 
+@pytest.mark.parametrize("expand", [False, True])
+def test_fp8_blocks_are_as_in_transformers_with_the_same_numbers(tmp_path: Path, expand: bool) -> None:
+    """As DeepSeek publishes them. `kv_b_proj` is expanded in any case: it is read head by head."""
+    model = make("deepseek").eval()
+    path = write(tmp_path, model)
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in list(tensors.items()):
+        if tensor.ndim == 2 and not name.endswith(("gate.weight", "embed_tokens.weight", "lm_head.weight")):
+            # All sizes are below 128: a block a matrix.
+            scale = tensor.abs().max() / 448
+            tensors[name] = (tensor / scale).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scale.reshape(1, 1)
+            expanded = tensors[name].float() * scale
+            if ".experts." not in name:
+                model.get_parameter(name).data.copy_(expanded)
+                continue
+            prefix, number, part = re.fullmatch(r"(.*)\.(\d+)\.(\w+)\.weight", name).groups()  # type: ignore[union-attr]
+            fused = "down_proj" if part == "down_proj" else "gate_up_proj"
+            target = model.get_parameter(f"{prefix}.{fused}").data[int(number)]
+            half = {"gate_proj": target[: len(expanded)], "up_proj": target[len(expanded) :]}
+            half.get(part, target).copy_(expanded)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+    def declare(config: dict[str, Any]) -> None:
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+        }
+
+    change_config(path, declare)
+    check_chunks(load(path, expand_weights=expand), model)
+
+
 def test_deepseek_keeps_one_latent_a_position(tmp_path: Path) -> None:
     runner = load(write(tmp_path, make("deepseek")))
     for cache in runner._caches:
@@ -241,6 +299,9 @@ def test_every_setting_shows_in_the_logits(tmp_path: Path, other: dict[str, Any]
     [
         ("deepseek", {"topk_method": "greedy"}, "topk_method = 'greedy'"),
         ("deepseek", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("deepseek", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
+        ("deepseek v2", {"norm_topk_prob": True}, "norm_topk_prob = True"),
+        ("glm lite", {"mlp_layer_types": ["dense", "moe", "dense"]}, "mlp_layer_types"),
         ("deepseek", {"n_group": 5}, "12 experts in 5 groups"),
         ("deepseek", {"kv_lora_rank": None}, "kv_lora_rank = None"),
         ("minimax", {"attn_type_list": [0, 1, 1]}, "attn_type_list"),

@@ -1,0 +1,145 @@
+"""From the forms that files have to those that GPU kernels read."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Type
+
+from moebius_kernels.formats.codes import pack_nibbles
+from moebius_kernels.formats.format import Format, StoredMatrix
+from moebius_kernels.formats.ggml import Ggml
+from moebius_kernels.formats.ggml_blocks import (
+    BITS,
+    CRUMBS,
+    NIBBLES,
+    factors_and_minima,
+    fields,
+)
+from moebius_kernels.formats.int_group import IntGroup
+from moebius_kernels.formats.mxfp4 import Mxfp4
+from moebius_kernels.formats.planes import Planes, pack_plane
+
+Parts = dict[str, torch.Tensor]
+# Rows that are packed at a time: the intermediate codes are eight times as large.
+_ROWS = 1 << 14
+
+
+def packed_format(format: Format) -> Format | None:
+    """The form that `pack` gives; None if kernels have none for this one."""
+    if not isinstance(format, Ggml):
+        return format
+    return _PACKERS[format.type][0] if format.type in _PACKERS else None
+
+
+def pack(matrix: StoredMatrix) -> StoredMatrix:
+    """The same numbers in the form that kernels read; the matrix itself if it is in one or there is none."""
+    if not isinstance(matrix.format, Ggml) or matrix.format.type not in _PACKERS:
+        return matrix
+    target, split = _PACKERS[matrix.format.type]
+    _, block_bytes = GGML_QUANT_SIZES[matrix.format.type]
+    packed = StoredMatrix.empty(target, matrix.shape, matrix.parts["data"].device)
+    data = matrix.parts["data"].flatten(0, -2)
+    rows = {name: part.view(-1, part.shape[-1]) for name, part in packed.parts.items()}
+    for start in range(0, len(data), _ROWS):
+        blocks = data[start : start + _ROWS].unflatten(-1, (-1, block_bytes))
+        for name, part in split(blocks).items():
+            rows[name][start : start + _ROWS] = part.flatten(1).view(rows[name].dtype)
+    return packed
+
+
+def _q4_0(blocks: torch.Tensor) -> Parts:
+    return {"data": pack_nibbles(fields(blocks[..., 2:], 16, NIBBLES)), "scale": blocks[..., :2].contiguous()}
+
+
+def _q8_0(blocks: torch.Tensor) -> Parts:
+    return {"data": blocks[..., 2:] ^ 128, "scale": blocks[..., :2].contiguous()}
+
+
+def _mxfp4(blocks: torch.Tensor) -> Parts:
+    return {"data": pack_nibbles(fields(blocks[..., 1:], 16, NIBBLES)), "scale": blocks[..., :1]}
+
+
+def _legacy(blocks: torch.Tensor, *, bits: int, scale_bytes: int) -> Parts:
+    """Q4_1, Q5_0, Q5_1 and IQ4_NL: factor, perhaps minimum, perhaps fifth bits, nibbles."""
+    parts = {
+        "low": pack_plane(fields(blocks[..., -16:], 16, NIBBLES), 4),
+        "scale": blocks[..., :scale_bytes].contiguous(),
+    }
+    if bits == 5:
+        parts["high"] = pack_plane(fields(blocks[..., -20:-16], 1, BITS), 1)
+    return parts
+
+
+def _q2_k(blocks: torch.Tensor) -> Parts:
+    low = pack_plane(fields(blocks[..., 16:80], 32, CRUMBS), 2)
+    return {"low": low, "scale": blocks[..., :16], "super": blocks[..., 80:84].contiguous()}
+
+
+def _q3_k(blocks: torch.Tensor) -> Parts:
+    low, high = fields(blocks[..., 96:104], 8, NIBBLES), fields(blocks[..., 104:108], 4, CRUMBS)
+    return {
+        "low": pack_plane(fields(blocks[..., 32:96], 32, CRUMBS), 2),
+        "high": pack_plane(fields(blocks[..., :32], 32, BITS), 1),
+        "scale": (low | high << 4).to(torch.int8) - 32,
+        "super": _wide(blocks[..., 108:110]),
+    }
+
+
+def _q45_k(blocks: torch.Tensor, *, bits: int) -> Parts:
+    factors, minima = factors_and_minima(blocks[..., 4:16])
+    parts = {
+        "low": pack_plane(fields(blocks[..., -128:], 32, NIBBLES), 4),
+        "scale": torch.stack((factors, minima), -1).to(torch.uint8).flatten(-2),
+        "super": blocks[..., :4].contiguous(),
+    }
+    if bits == 5:
+        parts["high"] = pack_plane(fields(blocks[..., 16:48], 32, BITS), 1)
+    return parts
+
+
+def _q6_k(blocks: torch.Tensor) -> Parts:
+    return {
+        "low": pack_plane(fields(blocks[..., :128], 64, NIBBLES), 4),
+        "high": pack_plane(fields(blocks[..., 128:192], 32, CRUMBS), 2),
+        "scale": blocks[..., 192:208],
+        "super": _wide(blocks[..., 208:210]),
+    }
+
+
+def _iq4_xs(blocks: torch.Tensor) -> Parts:
+    low, high = fields(blocks[..., 4:8], 1, NIBBLES), fields(blocks[..., 2:4], 1, CRUMBS)
+    return {
+        "low": pack_plane(fields(blocks[..., 8:], 16, NIBBLES), 4),
+        "scale": (low | high << 4).to(torch.int8) - 32,
+        "super": _wide(blocks[..., :2]),
+    }
+
+
+def _wide(half: torch.Tensor) -> torch.Tensor:
+    return half.contiguous().view(torch.float16).float()
+
+
+_Packer = tuple[Format, Callable[[torch.Tensor], Parts]]
+_PACKERS: Mapping[Type, _Packer] = MappingProxyType(
+    {
+        Type.Q4_0: (IntGroup(4, 32, False, torch.float16), _q4_0),
+        Type.Q8_0: (IntGroup(8, 32, False, torch.float16), _q8_0),
+        Type.MXFP4: (Mxfp4(), _mxfp4),
+        Type.Q4_1: (Planes("q4_1", 4, 0, 32, "pair"), partial(_legacy, bits=4, scale_bytes=4)),
+        Type.Q5_0: (Planes("q5_0", 4, 1, 32, "number"), partial(_legacy, bits=5, scale_bytes=2)),
+        Type.Q5_1: (Planes("q5_1", 4, 1, 32, "pair"), partial(_legacy, bits=5, scale_bytes=4)),
+        Type.IQ4_NL: (
+            Planes("iq4_nl", 4, 0, 32, "number", table=True),
+            partial(_legacy, bits=4, scale_bytes=2),
+        ),
+        Type.Q2_K: (Planes("q2_k", 2, 0, 16, "super_nibble"), _q2_k),
+        Type.Q3_K: (Planes("q3_k", 2, 1, 16, "super"), _q3_k),
+        Type.Q4_K: (Planes("q4_k", 4, 0, 32, "super_pair"), partial(_q45_k, bits=4)),
+        Type.Q5_K: (Planes("q5_k", 4, 1, 32, "super_pair"), partial(_q45_k, bits=5)),
+        Type.Q6_K: (Planes("q6_k", 4, 2, 16, "super"), _q6_k),
+        Type.IQ4_XS: (Planes("iq4_xs", 4, 0, 32, "super", table=True), _iq4_xs),
+    }
+)

@@ -1,0 +1,192 @@
+"""Which implementations of the operations exist, and what each says it needs. None is trusted on its word."""
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moebius_kernels.calls import MatrixShape, key_of
+from moebius_kernels.operations import OPERATION_NAMES, REFERENCE
+
+# Packages each of whose modules may have a table `BACKENDS`.
+PROVIDERS = ("moebius_kernels.triton", "moebius_kernels.flashinfer", "moebius_kernels.cuda")
+
+# Compute capability, major and minor. Never a family: what runs on 10.0 need not run on 12.0.
+Architecture = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRange:
+    """`first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """`kind` as PyTorch has it: "cpu", "cuda". `name` and `driver` are for people and for cache keys."""
+
+    kind: str
+    name: str
+    architecture: Architecture | None = None
+    driver: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """An operation that a model needs, for some range of token counts.
+
+    `arguments`: by the names of the reference's parameters, what of each is the model's: `TensorShape`
+    (without the leading dimension where that counts tokens, pages or slots), `MatrixShape`, numbers, None,
+    tuples of these, and mappings for records. Of `plan`, which describes the step, only the window is here.
+    """
+
+    operation: str
+    arguments: Mapping[str, Any]
+    tokens: TokenRange
+    device: Device
+
+    @property
+    def key(self) -> str:
+        """The same for all token counts and devices."""
+        return key_of(self.arguments)
+
+    @property
+    def matrices(self) -> Iterator[MatrixShape]:
+        """All stored matrices among the arguments."""
+        yield from _matrices(self.arguments.values())
+
+
+def _anything(query: Query) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An implementation of `operation` with the signature of its reference.
+
+    `architectures`: of CUDA devices, exactly these; empty on other devices. `formats`: the names of the
+    stored forms it reads, None for whatever `admits` lets through. `admits`: why it cannot serve a query,
+    None if it can for every count in its range; looks at nothing but the query. `capturable`: in a CUDA
+    graph. `compiles`: at its first call of a kind. `workspace`: bytes that it takes beside its result.
+    """
+
+    operation: str
+    name: str
+    function: Callable[..., Any]
+    devices: tuple[str, ...] = ("cuda",)
+    architectures: frozenset[Architecture] = frozenset()
+    formats: frozenset[str] | None = None
+    admits: Callable[[Query], str | None] = _anything
+    capturable: bool = True
+    compiles: bool = False
+    workspace: Callable[[Query], int] = lambda query: 0
+
+    @property
+    def is_reference(self) -> bool:
+        return self.name == "reference"
+
+    def __str__(self) -> str:
+        return f"{self.operation}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """`backends`: the references first. `missing`: modules that cannot be imported here, and why."""
+
+    backends: tuple[Backend, ...]
+    missing: Mapping[str, str]
+
+    def of(self, operation: str) -> tuple[Backend, ...]:
+        return tuple(backend for backend in self.backends if backend.operation == operation)
+
+    def without(self, excluded: Iterable[str]) -> "Registry":
+        """Without the backends named "operation:name". References stay: something has to compute."""
+        names = frozenset(excluded)
+        kept = (one for one in self.backends if one.is_reference or str(one) not in names)
+        return Registry(tuple(kept), self.missing)
+
+
+def references() -> tuple[Backend, ...]:
+    """One for each operation, on every device, in plain PyTorch."""
+    return tuple(
+        Backend(name, "reference", getattr(REFERENCE, name), devices=("cpu", "cuda", "meta"))
+        for name in OPERATION_NAMES
+    )
+
+
+def gather(providers: Sequence[str] = PROVIDERS) -> Registry:
+    """Everything that is installed. Raises ValueError for tables that contradict themselves."""
+    backends = list(references())
+    missing: dict[str, str] = {}
+    for module in _modules(providers):
+        try:
+            found = importlib.import_module(module)
+        except Exception as error:
+            # Whatever is wrong with somebody's binary, the reference still computes.
+            missing[module] = f"{type(error).__name__}: {error}"
+        else:
+            backends += getattr(found, "BACKENDS", ())
+    seen: set[str] = set()
+    for backend in backends:
+        if backend.operation not in OPERATION_NAMES:
+            raise ValueError(f"{backend} implements no operation that there is")
+        if str(backend) in seen:
+            raise ValueError(f"two backends are called {backend}")
+        seen.add(str(backend))
+    return Registry(tuple(backends), missing)
+
+
+def refusal(backend: Backend, query: Query, limit: int | None = None) -> str | None:
+    """Why the backend is not even tried, None if it may be. `limit`: bytes of workspace that there are."""
+    device = query.device
+    if device.kind not in backend.devices:
+        return f"runs on {', '.join(backend.devices)}, not on {device.kind}"
+    if (
+        not backend.is_reference
+        and device.kind == "cuda"
+        and device.architecture not in backend.architectures
+    ):
+        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(backend.architectures)) or "none"
+        mine = "unknown" if device.architecture is None else "{}.{}".format(*device.architecture)
+        return f"architecture {mine} is not among those it is made for ({known})"
+    if backend.formats is not None:
+        foreign = {matrix.format.name for matrix in query.matrices} - backend.formats
+        if foreign:
+            return f"does not read {', '.join(sorted(foreign))}"
+    try:
+        reason = backend.admits(query)
+        needed = backend.workspace(query) if reason is None else 0
+    except Exception as error:
+        return f"its admission raised {type(error).__name__}: {error}"
+    if reason is None and limit is not None and needed > limit:
+        return f"needs {needed} bytes of workspace, {limit} are left"
+    return reason
+
+
+def _modules(providers: Sequence[str]) -> Iterator[str]:
+    for provider in providers:
+        try:
+            spec = importlib.util.find_spec(provider)
+        except ModuleNotFoundError:
+            spec = None
+        if spec is None:
+            continue
+        for module in sorted(pkgutil.iter_modules(spec.submodule_search_locations), key=lambda one: one.name):
+            yield f"{provider}.{module.name}"
+
+
+def _matrices(values: Iterable[Any]) -> Iterator[MatrixShape]:
+    for value in values:
+        if isinstance(value, MatrixShape):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _matrices(value.values())
+        elif isinstance(value, tuple):
+            yield from _matrices(value)

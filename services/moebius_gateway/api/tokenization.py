@@ -1,0 +1,83 @@
+"""POST /tokenize and /detokenize, as other serving engines have them."""
+
+from typing import Any, ClassVar
+
+import orjson
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moebius_gateway.api.body import parse
+from moebius_gateway.api.choices import check_ids
+from moebius_gateway.api.model_routes import known_model
+from moebius_gateway.api.openai.messages import Message, Tool
+from moebius_gateway.api.services import Services
+from moebius_gateway.api.strict import Strict, refuse
+from moebius_gateway.text.conversation import Conversation
+from moebius_gateway.text.model import EncodedPrompt, TextModel
+
+
+class TokenizeRequest(Strict):
+    model: str = Field(min_length=1, max_length=256, description="one of `/v1/models`; 404 otherwise")
+    prompt: str | None = Field(None, description="a text, or else `messages`")
+    add_special_tokens: bool | None = Field(
+        None, description="with `prompt`: what the tokenizer puts at a text's beginning; by default `true`"
+    )
+    messages: list[Message] | None = Field(None, min_length=1, description="as in chat completions")
+    tools: list[Tool] = Field([], description="as in chat completions")
+    chat_template_kwargs: dict[str, Any] = Field({}, description="as in chat completions")
+    return_token_strs: bool = Field(False, description="adds `token_strs`")
+    neutral: ClassVar = {
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template": (),
+    }
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise refuse("prompt", "there must be either 'prompt' or 'messages'")
+        if self.messages is not None and self.add_special_tokens:
+            raise refuse("add_special_tokens", "the chat template writes them itself")
+        return self
+
+    async def encoded(self, text: TextModel) -> EncodedPrompt:
+        if self.messages is None:
+            [ids] = await text.encode([self.prompt or ""], special=self.add_special_tokens is not False)
+            return EncodedPrompt(ids)
+        return await text.encode_chat(
+            Conversation(
+                messages=tuple(message.translated() for message in self.messages),
+                tools=tuple(tool.function.translated() for tool in self.tools),
+                template_variables=self.chat_template_kwargs,
+            )
+        )
+
+
+class DetokenizeRequest(Strict):
+    model: str = Field(min_length=1, max_length=256, description="one of `/v1/models`; 404 otherwise")
+    tokens: list[int] = Field(description="token ids")
+
+
+async def tokenize(services: Services, http: Request) -> Response:
+    body = await parse(http, TokenizeRequest)
+    model = known_model(services.backend, body.model)
+    text = await services.texts.get(model)
+    prompt = await body.encoded(text)
+    answer: dict[str, Any] = {
+        "count": len(prompt.ids),
+        "max_model_len": model.max_model_len,
+        "tokens": prompt.ids,
+        "token_strs": [text.decode([token_id]) for token_id in prompt.ids]
+        if body.return_token_strs
+        else None,
+    }
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+async def detokenize(services: Services, http: Request) -> Response:
+    body = await parse(http, DetokenizeRequest)
+    model = known_model(services.backend, body.model)
+    check_ids(body.tokens, model, "tokens")
+    text = await services.texts.get(model)
+    return Response(orjson.dumps({"prompt": text.decode(body.tokens)}), media_type="application/json")

@@ -1,0 +1,57 @@
+"""Gemma 3: the text model. Norms, which the model adds to 1, are stored with that 1."""
+
+from typing import Any
+
+import numpy as np
+
+from ..family import Family, Part
+from ..keys import Keys, const, get, need
+from ..rope import rope
+from .common import ATTENTION, DECODER, DENSE, MLP, TOP
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _less_one(weight: np.ndarray) -> np.ndarray:
+    return weight - 1
+
+
+def _norm(name: str) -> Part:
+    return Part(name, values=_less_one)
+
+
+def _ropes(keys: Keys) -> dict[str, Any]:
+    return {
+        _FULL: {**rope(keys), "rope_theta": keys.get("rope.freq_base", 1_000_000.0)},
+        _SLIDING: {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", 10_000.0)},
+    }
+
+
+GEMMA3 = Family(
+    architecture="gemma3",
+    class_name="Gemma3ForCausalLM",
+    model_type="gemma3_text",
+    config={
+        **{key: value for key, value in DECODER.items() if key != "hidden_act"},
+        **DENSE,
+        "hidden_activation": const("gelu_pytorch_tanh"),
+        "attention_bias": const(False),
+        "rope_parameters": _ropes,
+        "sliding_window": need("attention.sliding_window"),
+        # llama.cpp divides by the root of a head's size, but for the model of 27 billion parameters, whose
+        # files cannot be told from others by their metadata.
+        "query_pre_attn_scalar": need("attention.key_length"),
+        "final_logit_softcapping": get("final_logit_softcapping"),
+    },
+    top={**TOP, "output_norm": _norm("model.norm")},
+    layer={
+        **ATTENTION,
+        **MLP,
+        "attn_norm": _norm("input_layernorm"),
+        "attn_q_norm": _norm("self_attn.q_norm"),
+        "attn_k_norm": _norm("self_attn.k_norm"),
+        "post_attention_norm": _norm("post_attention_layernorm"),
+        "ffn_norm": _norm("pre_feedforward_layernorm"),
+        "post_ffw_norm": _norm("post_feedforward_layernorm"),
+    },
+)

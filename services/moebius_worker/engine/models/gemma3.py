@@ -1,0 +1,106 @@
+"""Gemma 3: norms before and after attention and network; of six layers, five see a window of the text."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from moebius_kernels.activations import GELU_TANH
+from moebius_kernels.rotary import Rotary
+from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.engine.layer_caches import CacheSpecs
+from moebius_worker.engine.models.config import (
+    FULL,
+    SLIDING,
+    DecoderConfig,
+    read_decoder_config,
+    read_layer_types,
+    require,
+    text_config,
+)
+from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.decoder import Decoder
+from moebius_worker.engine.models.gemma4_inputs import rounded
+from moebius_worker.engine.models.layers import Attention, GatedMlp, RmsNorm
+from moebius_worker.engine.models.parameters import Place, Slots
+from moebius_worker.engine.weights.layout import Layout
+
+_THETA = {SLIDING: 10_000.0, FULL: 1_000_000.0}
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+
+
+class Gemma3Layer:
+    def __init__(self, config: DecoderConfig, attention: Attention) -> None:
+        self.attention = attention
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, activation=GELU_TANH)
+        self.norms = {name: RmsNorm(config.hidden_size, config.norm_eps, offset=1.0) for name in _NORMS}
+
+    def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
+        before_attention, after_attention, before_mlp, after_mlp = self.norms.values()
+        x = x + after_attention(self.attention(before_attention(x), context))
+        return x + after_mlp(self.mlp(before_mlp(x)))
+
+    def slots(self, prefix: str) -> Slots:
+        slots = self.attention.slots(f"{prefix}.self_attn") | self.mlp.slots(f"{prefix}.mlp")
+        for name, norm in self.norms.items():
+            slots |= norm.slots(f"{prefix}.{name}")
+        return slots
+
+
+class Gemma3ForCausalLM(Decoder):
+    """Also the text of Gemma3ForConditionalGeneration."""
+
+    LAYOUT: ClassVar[Layout] = Layout(
+        renames=((r"^(model\.)?language_model\.(model\.)?", "model."), (r"^model\.lm_head\.", "lm_head.")),
+        ignored=(r"(model\.)?(vision_tower|multi_modal_projector)\..*",),
+    )
+
+    def __init__(self, config: Mapping[str, Any], place: Place) -> None:
+        config = {"tie_word_embeddings": True, "sliding_window": 4096, **text_config(config)}
+        if config.get("use_bidirectional_attention"):
+            raise CheckpointError(
+                "The config says use_bidirectional_attention = True: such a model writes no text."
+            )
+        kinds = read_layer_types(config, (*[SLIDING] * 5, FULL))
+        sizes = {kind: _sizes(config, kind) for kind in (SLIDING, FULL)}
+        rotaries = {kind: Rotary(size.rope, place.device) for kind, size in sizes.items()}
+        scale = require({"query_pre_attn_scalar": 256, **config}, "query_pre_attn_scalar", float) ** -0.5
+        caches = CacheSpecs()
+        layers = []
+        for kind in kinds:
+            heads = sizes[kind].attention(qk_norm="head", norm_offset=1.0, scale=scale)
+            layers.append(Gemma3Layer(sizes[kind], Attention(heads, rotaries[kind], caches)))
+        super().__init__(sizes[FULL], layers, caches, place, norm_offset=1.0)
+
+    def embed(self, context: StepContext) -> torch.Tensor:
+        x = super().embed(context)
+        return x * rounded(self.config.hidden_size**0.5, x.dtype)
+
+
+def _sizes(config: Mapping[str, Any], kind: str) -> DecoderConfig:
+    """Those of one kind of layer: it has a window or not, and rotary settings of its own.
+
+    In older configs `rope_theta` and `rope_scaling` are those of full layers, `rope_local_base_freq` is for
+    the others.
+    """
+    own: dict[str, Any] = {"sliding_window": config["sliding_window"] if kind == SLIDING else None}
+    ropes = config.get("rope_parameters") or {}
+    if kind in ropes:
+        own["rope_parameters"] = ropes[kind]
+    elif kind == SLIDING:
+        own |= {
+            "rope_parameters": None,
+            "rope_theta": config.get("rope_local_base_freq"),
+            "rope_scaling": None,
+        }
+    return read_decoder_config(
+        {**config, **own},
+        default_theta=_THETA[kind],
+        implements=("layer_types",),
+        activations=("gelu_pytorch_tanh",),
+    )

@@ -1,0 +1,117 @@
+"""How far results are from those of the reference, and how far they may be."""
+
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from moebius_kernels.calls import tensors_of
+from moebius_kernels.registry import Query
+from moebius_kernels.router import Route
+
+# Relative to the length of the reference's result, over all of it; `ROW_SLACK` times that in a single row.
+# By the dtype of the activations: sums and intermediate values rounded to it (fp32: to TF32 in products).
+DTYPE_LIMITS: Mapping[str, float] = MappingProxyType(
+    {"float32": 1e-3, "float16": 4e-3, "bfloat16": 1.5e-2}
+)
+# By the stored form of a weight, for what implementations of it may do beyond reading it exactly: FP8 multiplies
+# activations rounded to E4M3 (3 bits of mantissa, up to 2^-4 a number), GGUF types such rounded to 8-bit blocks.
+# Forms whose factor is exact in bf16 get nothing on top.
+FORMAT_LIMITS: Mapping[str, float] = MappingProxyType({"fp8": 5e-2, "q": 2e-2, "iq": 2e-2, "tq": 2e-2})
+ROW_SLACK = 4.0
+# Softmax and sigmoid in fp32, of the same logits.
+ROUTE_LIMIT = 1e-4
+
+
+def limit_of(query: Query) -> float:
+    """The relative error that is allowed."""
+    limits = [DTYPE_LIMITS[dtype] for dtype in _dtypes(query.arguments.values()) if dtype in DTYPE_LIMITS]
+    for matrix in query.matrices:
+        family = matrix.format.name.partition(" ")[0].partition("_")[0].rstrip("0123456789").lower()
+        limits.append(FORMAT_LIMITS.get(matrix.format.name.partition(" ")[0], FORMAT_LIMITS.get(family, 0.0)))
+    return max(limits, default=DTYPE_LIMITS["float32"])
+
+
+def difference(result: Any, expected: Any, limit: float) -> tuple[float, str | None]:
+    """The relative error, and what is wrong, None if nothing is: results are tensors, or records of them."""
+    if isinstance(expected, Route):
+        raise TypeError("routes are compared with the scores that they were made from")
+    found, wanted = tensors_of(result), tensors_of(expected)
+    if len(found) != len(wanted):
+        return math.inf, f"{len(found)} tensors instead of {len(wanted)}"
+    worst = 0.0
+    for one, other in zip(found, wanted, strict=True):
+        error, wrong = _tensor_difference(one, other, limit)
+        worst = max(worst, error)
+        if wrong is not None:
+            return worst, wrong
+    return worst, None
+
+
+def route_difference(result: Any, expected: Route, scores: torch.Tensor) -> tuple[float, str | None]:
+    """Experts that score alike may stand for each other, in any order; their weights may not differ."""
+    if not isinstance(result, Route):
+        return math.inf, f"a {type(result).__name__} instead of a route"
+    if result.experts.shape != expected.experts.shape:
+        return math.inf, f"experts {list(result.experts.shape)} instead of {list(expected.experts.shape)}"
+    experts = result.experts.long()
+    if experts.min() < 0 or experts.max() >= scores.shape[-1]:
+        return math.inf, f"experts {int(experts.min())} to {int(experts.max())} of {scores.shape[-1]}"
+    ordered = experts.sort(dim=-1).values
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        return math.inf, "an expert twice in one row"
+    chosen = [scores.float().gather(-1, one).sort(dim=-1).values for one in (experts, expected.experts)]
+    if not torch.equal(*chosen):
+        rows = int((chosen[0] != chosen[1]).any(dim=-1).sum())
+        return math.inf, f"other experts than the best in {rows} of {len(experts)} rows"
+    weights = [one.weights.float().sort(dim=-1).values for one in (result, expected)]
+    return _tensor_difference(*weights, ROUTE_LIMIT)
+
+
+def _tensor_difference(
+    result: torch.Tensor, expected: torch.Tensor, limit: float
+) -> tuple[float, str | None]:
+    if result.shape != expected.shape:
+        return math.inf, f"shape {list(result.shape)} instead of {list(expected.shape)}"
+    if result.dtype != expected.dtype:
+        return math.inf, f"{result.dtype} instead of {expected.dtype}"
+    if not expected.is_floating_point():
+        # Numbers of a quantised cache: rounding may go either way.
+        result, expected = result.float(), expected.float()
+    result, expected = result.float(), expected.float()
+    if bad := int((result.isnan() & ~expected.isnan()).sum()):
+        return math.inf, f"{bad} of {result.numel()} numbers are NaN"
+    if not torch.equal(result.isfinite(), expected.isfinite()):
+        return math.inf, "infinite numbers where the reference has none, or the other way round"
+    result, expected = (one.nan_to_num(0.0, 0.0, 0.0) for one in (result, expected))
+    error = _relative((result - expected).norm().item(), expected.norm().item())
+    if error > limit:
+        return error, f"relative error {error:.1e}, allowed {limit:.0e}"
+    if result.dim() > 1 and len(result) > 1:
+        lengths = expected.flatten(1).norm(dim=1)
+        # A row that is small beside the others may be off by what those may.
+        floor = 0.1 * lengths.square().mean().sqrt()
+        rows = (result - expected).flatten(1).norm(dim=1) / lengths.maximum(floor).clamp_min(1e-30)
+        worst = rows.max().item()
+        if worst > ROW_SLACK * limit:
+            row = int(rows.argmax())
+            return worst, f"relative error {worst:.1e} in row {row}, allowed {ROW_SLACK * limit:.0e}"
+    return error, None
+
+
+def _relative(error: float, length: float) -> float:
+    if error == 0:
+        return 0.0
+    return error / length if length > 0 else math.inf
+
+
+def _dtypes(values: Iterable[Any]) -> Iterable[str]:
+    for value in values:
+        if isinstance(value, Mapping):
+            yield from _dtypes(value.values())
+        elif isinstance(value, tuple):
+            yield from _dtypes(value)
+        elif isinstance(dtype := getattr(value, "dtype", None), str):
+            yield dtype

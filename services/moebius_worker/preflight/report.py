@@ -1,0 +1,71 @@
+"""What the sacrificial process says, a line of JSON each."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from moebius_kernels.plan import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An operation's calls with one key. `tokens`, and the `kind` of step where it matters, say which of them."""
+
+    operation: str
+    key: str
+    tokens: int
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A candidate is being tried; it takes more than `seconds` only if it hangs."""
+
+    site: Site
+    backend: str
+    gate: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    site: Site
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Everything in the first `done` of `total` steps has been judged."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """For people: what takes the time."""
+
+    phase: str
+
+
+Message = Begun | Judged | StepDone | Doing
+_KINDS = {kind.__name__: kind for kind in (Begun, Judged, StepDone, Doing)}
+
+
+def encode(message: Message) -> bytes:
+    return json.dumps([type(message).__name__, asdict(message)]).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Raises ValueError for what `encode` did not write."""
+    try:
+        name, found = json.loads(line)
+        fields: dict[str, Any] = dict(found)
+        if "site" in fields:
+            fields["site"] = Site(**fields["site"])
+        if "verdict" in fields:
+            fields["verdict"] = Verdict(**fields["verdict"])
+        message: Message = _KINDS[name](**fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is no report: {line[:200]!r}") from error
+    return message

@@ -1,0 +1,293 @@
+"""What a grammar lets through is read by the family's parser as what was demanded, whatever is drawn."""
+
+import json
+import random
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from moebius_gateway.text.answer_grammar import Demands, answer_grammar
+from moebius_gateway.text.call_grammar import UnsupportedError
+from moebius_gateway.text.conversation import Tool
+from moebius_gateway.text.grammar import fault, of_choice, of_schema
+from moebius_gateway.text.model import TextModel
+from moebius_gateway.text.parsing.events import (
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from moebius_gateway.text.parsing.registry import by_name, names
+from moebius_gateway.text.parsing.spec import Channel, NamedCall, ParserSpec, TaggedArguments
+from moebius_gateway.text.parsing.stream import parser_for
+from tests.gateway.http_server import tokenizer_files
+from tests.tiny import EOS_TOKEN_ID, SPECIAL
+
+WEATHER = Tool(
+    "weather",
+    parameters={
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "enum": ["Köln", "Ulm"]},
+            "note": {"type": "string", "maxLength": 9},
+            "days": {"type": "integer", "minimum": 1, "maximum": 20},
+            "place": {"$ref": "#/$defs/place"},
+        },
+        "required": ["city", "days", "place"],
+        "additionalProperties": False,
+        "$defs": {
+            "place": {
+                "type": "object",
+                "properties": {"x": {"type": "boolean"}},
+                "required": ["x"],
+                "additionalProperties": False,
+            }
+        },
+    },
+)
+NOW = Tool("now", parameters={"type": "object", "properties": {}, "additionalProperties": False})
+TOOLS = (WEATHER, NOW)
+ANSWER = of_schema(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+)
+UNENFORCED = {"gemma4", "minimax_m3", "plain", "think"}
+ENFORCED = sorted(set(names()) - UNENFORCED)
+
+
+# Markers that are special tokens in the checkpoints of a family: text cannot spell them.
+SPECIALS = {
+    "gemma4": ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
+    "harmony": (
+        *("<|channel|>", "<|message|>", "<|constrain|>"),
+        *("<|start|>", "<|end|>", "<|return|>", "<|call|>"),
+    ),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    spec: ParserSpec
+    specials: dict[str, int]
+    tokenizer: LLTokenizer
+
+    def grammar(self, demands: Demands, *, in_reasoning: bool = False) -> str:
+        return answer_grammar(self.spec, self.specials, demands, in_reasoning=in_reasoning)
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.tokenize_str(text, parse_special=True)
+
+    def text(self, ids: Sequence[int]) -> str:
+        spelt = {token_id: text.encode() for text, token_id in self.specials.items()}
+        pieces = [spelt.get(i) or bytes(self.tokenizer.decode_bytes([i])) for i in ids]
+        return b"".join(pieces).decode("utf-8", "replace")
+
+
+@cache
+def family_of(name: str) -> Family:
+    tokenizer = Tokenizer.from_buffer(tokenizer_files()["tokenizer.json"])
+    tokenizer.add_special_tokens([*SPECIALS.get(name, ())])
+    specials = {text: tokenizer.token_to_id(text) for text in SPECIALS.get(name, ())}
+    spec = by_name(name)
+    if name == "mistral":  # of its two ways to think each ends with the other's marker too
+        spec = replace(spec, rules=tuple(rule for rule in spec.rules if rule.open != "<think>"))
+    return Family(spec, specials, LLTokenizer(tokenizer.to_str(), eos_token=EOS_TOKEN_ID))
+
+
+def ends_of(spec: ParserSpec) -> list[str]:
+    """What ends free text; drawn characters alone would never spell it."""
+    ends = [text for rule in spec.rules for text in (rule.open, *rule.close)]
+    for form in (form for rule in spec.rules for form in rule.forms):
+        if isinstance(form, Channel):
+            ends += form.close or spec.dropped
+        elif isinstance(form, NamedCall) and isinstance(form.arguments, TaggedArguments):
+            ends.append(form.arguments.close)
+    return ends
+
+
+def drawn(family: Family, grammar: str, draw: random.Random, limit: int = 1500) -> str:
+    """A random answer that the grammar lets through."""
+    assert fault(grammar) is None, fault(grammar)
+    matcher = LLMatcher(family.tokenizer, grammar)
+    ends = [family.ids(end) for end in ends_of(family.spec)] or [[]]
+    ids: list[int] = []
+    while not matcher.is_stopped():
+        assert len(ids) < limit, family.text(ids)
+        mask = matcher.compute_bitmask()
+        words = struct.unpack(f"<{len(mask) // 4}I", mask)
+        allowed = [i for i in range(family.tokenizer.vocab_size) if words[i // 32] >> (i % 32) & 1]
+        others = [i for i in allowed if i != EOS_TOKEN_ID]
+        if not others or (len(others) < len(allowed) and draw.random() < 0.3):
+            break
+        # White space is let through in many places, and says nothing.
+        words_first = sorted(
+            draw.sample(others, min(4, len(others))), key=lambda i: family.text([i]).isspace()
+        )
+        end = draw.choice(ends)
+        fits = draw.random() < 0.5 and end and matcher.validate_tokens(end) == len(end)
+        chosen = end if fits else words_first[:1]
+        assert matcher.consume_tokens(chosen), matcher.get_error()
+        ids += chosen
+    return family.text(ids)
+
+
+def read(family: Family, answer: str, tools: Sequence[Tool], *, in_reasoning: bool = False) -> dict[str, Any]:
+    parser = parser_for(
+        family.spec, {tool.name: tool.parameters for tool in tools}, started_in_reasoning=in_reasoning
+    )
+    calls: list[list[str]] = []
+    read: dict[str, Any] = {"reasoning": "", "content": "", "ended": 0}
+    for event in [*parser.feed(answer), *parser.finish(truncated=False)]:
+        match event:
+            case ContentDelta(said):
+                read["content"] += said
+            case ReasoningDelta(thought):
+                read["reasoning"] += thought
+            case ToolCallStart(_, _, name):
+                calls.append([name, ""])
+            case ToolCallArguments(index, delta):
+                calls[index][1] += delta
+            case ToolCallEnd():
+                read["ended"] += 1
+    return read | {"calls": [(name, json.loads(arguments)) for name, arguments in calls]}
+
+
+def check(name: str, arguments: Mapping[str, Any]) -> None:
+    if name == "now":
+        assert arguments == {}
+        return
+    assert name == "weather"
+    assert arguments["city"] in ("Köln", "Ulm")
+    assert 1 <= arguments["days"] <= 20
+    assert arguments["place"] in ({"x": True}, {"x": False})
+    assert arguments.keys() <= {"city", "days", "place", "note"}
+    assert isinstance(arguments.get("note", ""), str)
+
+
+@pytest.mark.parametrize("in_reasoning", [False, True])
+@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize("name", ENFORCED)
+def test_who_must_call_calls(name: str, one: bool, in_reasoning: bool) -> None:
+    demands = Demands(tools=TOOLS, must_call=True, one_call=one)
+    family = family_of(name)
+    grammar = family.grammar(demands, in_reasoning=in_reasoning)
+    draw = random.Random(f"{name}{one}{in_reasoning}")
+    for _ in range(4):
+        answer = drawn(family, grammar, draw)
+        got = read(family, answer, TOOLS, in_reasoning=in_reasoning)
+        assert got["calls"], repr(answer)
+        assert got["ended"] == len(got["calls"])
+        assert len(got["calls"]) == 1 or not one
+        assert not got["content"].strip(), answer
+        for called, arguments in got["calls"]:
+            check(called, arguments)
+
+
+@pytest.mark.parametrize("name", sorted(names()))
+def test_what_is_said_is_of_the_schema(name: str) -> None:
+    family = family_of(name)
+    grammar = family.grammar(Demands(answer=ANSWER))
+    draw = random.Random(name)
+    for _ in range(4):
+        answer = drawn(family, grammar, draw)
+        got = read(family, answer, ())
+        assert isinstance(json.loads(got["content"])["a"], int), answer
+
+
+@pytest.mark.parametrize("name", sorted(set(ENFORCED) - {"llama3"}))
+def test_strict_tools_in_free_text(name: str) -> None:
+    """What stands behind the marker of a call keeps to the tools; anything may stand before."""
+    family = family_of(name)
+    grammar = family.grammar(Demands(tools=TOOLS))
+    draw = random.Random(name)
+    for _ in range(4):
+        for called, arguments in read(family, drawn(family, grammar, draw), TOOLS)["calls"]:
+            check(called, arguments)
+    matcher = LLMatcher(family.tokenizer, grammar)
+    assert matcher.consume_tokens(family.ids("I look."))
+    if name == "hermes":
+        good = '<tool_call>{"name": "now", "arguments": {}}</tool_call> Well'
+        bad = '<tool_call>{"name": "then'
+        assert matcher.validate_tokens(family.ids(good)) == len(family.ids(good))
+        assert matcher.validate_tokens(family.ids(bad)) < len(family.ids(bad))
+
+
+def test_a_schema_or_a_call() -> None:
+    family = family_of("hermes")
+    matcher = LLMatcher(family.tokenizer, family.grammar(Demands(answer=ANSWER, tools=TOOLS)))
+    for answer, fits in [
+        ('{"a": 1}', True),
+        ('<tool_call>{"name": "now", "arguments": {}}</tool_call>', True),
+        ('<think>\nHm\n</think>\n\n{"a": 1}', True),
+        ('{"b": 1}', False),
+        ("No.", False),
+    ]:
+        ids = family.ids(answer)
+        matcher.reset()
+        assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is fits, answer
+
+
+@pytest.mark.parametrize("family", sorted(UNENFORCED))
+def test_what_cannot_be_enforced_is_said(family: str) -> None:
+    for demands, param in [
+        (Demands(tools=TOOLS, must_call=True), "tool_choice"),
+        (Demands(tools=TOOLS), "tools"),
+    ]:
+        with pytest.raises(UnsupportedError, match=family) as refused:
+            answer_grammar(by_name(family), {}, demands, in_reasoning=False)
+        assert refused.value.param == param
+
+
+def test_conditions_on_bare_strings_cannot_be_enforced() -> None:
+    schema = {"type": "object", "properties": {"s": {"type": "string", "pattern": "^a"}}}
+    for strict in (False, True):
+        demands = Demands(tools=[Tool("f", parameters=schema, strict=strict)], must_call=True)
+        if strict:
+            with pytest.raises(UnsupportedError, match="'s' of 'f'"):
+                answer_grammar(by_name("glm"), {}, demands, in_reasoning=False)
+        else:
+            assert answer_grammar(by_name("glm"), {}, demands, in_reasoning=False)
+
+
+@pytest.mark.parametrize("in_reasoning", [False, True])
+def test_reasoning_ends_at_its_budget(in_reasoning: bool) -> None:
+    family = family_of("think")
+    demands = Demands(answer=of_choice(["yes", "no"]), reasoning_budget=20)
+    grammar = family.grammar(demands, in_reasoning=in_reasoning)
+    start = "" if in_reasoning else "<think>"
+
+    def consumed(answer: str) -> tuple[str, bool]:
+        matcher, ids = LLMatcher(family.tokenizer, grammar), family.ids(answer)
+        return family.text(ids[: matcher.try_consume_tokens(ids)]), matcher.is_accepting()
+
+    for thought in ("Hm", "a < b", "</thin ", "<</p></th>", ""):
+        whole = f"{start}{thought}</think>\n\nyes"
+        assert consumed(whole) == (whole, True)
+    long = f"{start}{'x' * 100}"
+    assert 15 < len(consumed(long)[0]) - len(start) <= 25
+    assert consumed(f"{consumed(long)[0]}</think>no")[1]
+    if not in_reasoning:
+        assert consumed("yes") == ("", False), "a limit is of no use if there need be no reasoning"
+
+
+def test_special_tokens_are_ids_to_the_sampler() -> None:
+    """No text that the sampler sees can spell them."""
+    family = family_of("harmony")
+    grammar = family.grammar(Demands(answer=of_choice(["yes"]), reasoning_budget=20))
+    matcher = LLMatcher(family.tokenizer, grammar)
+    answer = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>yes"
+    assert matcher.consume_tokens(family.ids(answer))
+    assert matcher.is_accepting()
+    assert set(TextModel(tokenizer_files()).special_tokens) == set(SPECIAL)

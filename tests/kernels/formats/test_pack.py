@@ -1,0 +1,42 @@
+"""The forms that kernels read hold the numbers of those in the files."""
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from moebius_kernels.formats.dense import dense
+from moebius_kernels.formats.ggml import GGML_TYPES, Ggml
+from moebius_kernels.formats.pack import pack, packed_format
+
+from tests.kernels.formats.test_ggml import random_bytes, stored
+
+PACKED = [type_ for type_ in sorted(GGML_TYPES) if not isinstance(packed_format(Ggml(type_)), (Ggml, type(None)))]
+
+
+def test_the_types_that_kernels_read():
+    names = {type_.name for type_ in PACKED}
+    assert names == set("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split())
+
+
+@pytest.mark.parametrize("type_", PACKED)
+def test_packed_numbers_are_equal(type_):
+    matrix = stored(type_, random_bytes(type_, rows=6, blocks=3).reshape(2, 3, -1))
+    packed = pack(matrix)
+    assert packed.format == packed_format(matrix.format)
+    assert packed.shape == matrix.shape
+    # Where a minimum is subtracted, it may be multiplied before or after its sign changes: nothing else differs.
+    torch.testing.assert_close(packed.dequantize(), matrix.dequantize(), rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("type_", PACKED)
+def test_packed_is_hardly_larger(type_):
+    matrix = stored(type_, random_bytes(type_, rows=6, blocks=4))
+    assert matrix.nbytes <= pack(matrix).nbytes <= 1.06 * matrix.nbytes
+
+
+def test_others_stay_as_they_are():
+    matrix = dense(torch.ones(2, 3))
+    assert pack(matrix) is matrix
+    rare = stored(Type.IQ2_XXS, random_bytes(Type.IQ2_XXS, rows=1, blocks=1))
+    assert pack(rare) is rare
+    assert packed_format(rare.format) is None
