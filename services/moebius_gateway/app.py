@@ -34,7 +34,7 @@ def build_app(
     settings: GatewaySettings, backend: Backend, lifecycle: Lifecycle, registry: CollectorRegistry
 ) -> FastAPI:
     """The app starts and stops `backend` with itself; whoever runs the app drains `lifecycle` first."""
-    texts = TextModels(backend.tokenizer_files)
+    texts = TextModels(backend.tokenizer_files, settings.answer_formats)
     services = Services(settings, backend, texts, lifecycle, GatewayMetrics(registry), registry)
 
     @asynccontextmanager

@@ -34,6 +34,8 @@ class Submission:
     stop_token_ids: tuple[int, ...]
     quarantined: bool
     grammar: str | None = None
+    priority: int = 0
+    deadline_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Record:
         """Tokens of prompt and output so far."""
         return len(self.generation.prompt_ids) + len(self.delivered)
 
-    def submit(self, handle: int) -> Submission:
+    def submit(self, handle: int, now: float) -> Submission:
         """Begins an attempt named `handle` that continues after the delivered tokens."""
         self.attempts += 1
         quarantined = self.strikes >= QUARANTINE_STRIKES
@@ -103,6 +105,9 @@ class Record:
             stop_token_ids=generation.stop_token_ids,
             quarantined=quarantined,
             grammar=generation.grammar,
+            priority=generation.priority,
+            # What was begun once shall not wait in vain a second time: the gateway's own clock ends it.
+            deadline_ms=0 if self.displaced else _milliseconds(generation.deadline - now),
         )
 
     def deliver(self, tokens: Tokens) -> Tokens:
@@ -146,3 +151,8 @@ class Record:
         if len(self.delivered) >= self.generation.max_tokens:
             return FinishReason.LENGTH
         return None
+
+
+def _milliseconds(seconds: float) -> int:
+    """As the protocol has them: at least one, for none means no limit."""
+    return min(max(1, round(1000 * seconds)), 2**32 - 1)

@@ -4,18 +4,34 @@ import os
 import socket
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from moebius_common.address import Address, split_address
 from moebius_common.logs import LogFormat, LogLevel
 from moebius_common.settings import ServiceSettings
+from moebius_gateway.text.parsing.registry import names
 
 
 def _split(value: Any) -> Any:
     return (
         tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
     )
+
+
+def _split_pairs(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return {model: family for model, _, family in (pair.rpartition("=") for pair in _split(value))}
+
+
+def _known(family: str) -> str:
+    if family not in names():
+        raise ValueError(f"{family!r} is none of {', '.join(names())}")
+    return family
+
+
+AnswerFormat = Annotated[str, AfterValidator(_known)]
 
 
 class GatewaySettings(ServiceSettings):
@@ -55,6 +71,11 @@ class GatewaySettings(ServiceSettings):
         30.0,
         ge=0,
         description="seconds that requests in flight may take after SIGTERM before they are cut off",
+    )
+    answer_formats: Annotated[dict[str, AnswerFormat], NoDecode, BeforeValidator(_split_pairs)] = Field(
+        {},
+        description="how models write reasoning and calls where their chat templates do not tell: "
+        f"MODEL=FORMAT, separated by commas; the formats are {', '.join(names())}",
     )
     log_format: LogFormat = Field("console", description="how log lines are written to stderr")
     log_level: LogLevel = Field("info", description="least severe level logged")

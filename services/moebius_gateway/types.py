@@ -56,6 +56,10 @@ class Generation:
     deadline: float
     # What the tokens must spell, for the llguidance library; None: anything.
     grammar: str | None = None
+    # Whose it is: the name of an API key, or "" when there are none.
+    client: str = ""
+    # The smaller, the more urgent.
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from moebius_cli.main import app
 from tests.cli.refusal import refused
 from tests.ports import free_port
 
-COMMANDS = ("up", "status", "chat", "upcycle")
+COMMANDS = ("up", "status", "chat", "inspect", "upcycle")
 
 
 def run(*arguments: str | Path, **env: str) -> tuple[int, str]:

@@ -71,7 +71,7 @@ async def test_not_ready_before_the_tokenizer_is_loaded(monkeypatch: pytest.Monk
     """Whether it can be loaded at all is not known until then."""
     may_load = threading.Event()
 
-    def slow(files: Mapping[str, bytes]) -> TextModel:
+    def slow(files: Mapping[str, bytes], family: str | None) -> TextModel:
         assert may_load.wait(10)
         return TextModel(files)
 

@@ -20,17 +20,17 @@ def died(in_step: bool | None = True, worker: str = "a", incarnation: str = "a-1
 
 def test_a_first_attempt_is_the_generation() -> None:
     wanted = generation((5, 6), max_tokens=9, stop=(2,))
-    submission = Record(wanted, MODEL).submit(41)
+    submission = Record(wanted, MODEL).submit(41, 0.0)
     assert submission == Submission(41, wanted.request_id, (5, 6), 0, wanted.sampling, 9, 0, (2,), False)
 
 
 def test_a_later_attempt_continues_after_what_was_delivered() -> None:
     record = Record(generation((5, 6), max_tokens=9), MODEL)
-    record.submit(1)
+    record.submit(1, 0.0)
     record.deliver(Tokens((10,)))
     record.deliver(Tokens((11, 12)))
     record.note(died(), 0.0)
-    submission = record.submit(2)
+    submission = record.submit(2, 0.0)
     assert submission.token_ids == (5, 6, 10, 11, 12)
     assert submission.resumed == 3
     assert submission.max_tokens == 9
@@ -39,20 +39,20 @@ def test_a_later_attempt_continues_after_what_was_delivered() -> None:
 
 def test_prefix_hits_are_reported_once() -> None:
     record = Record(generation(), MODEL)
-    record.submit(1)
+    record.submit(1, 0.0)
     assert record.deliver(Tokens((10,), cached_tokens=2)).cached_tokens == 2
     record.note(died(), 0.0)
-    record.submit(2)
+    record.submit(2, 0.0)
     assert record.deliver(Tokens((11,), cached_tokens=4)) == Tokens((11,))
 
 
 def test_two_suspected_deaths_in_a_row_quarantine() -> None:
     record = Record(generation(), MODEL)
-    assert not record.submit(1).quarantined
+    assert not record.submit(1, 0.0).quarantined
     assert record.note(died(in_step=True), 0.0)
-    assert not record.submit(2).quarantined
+    assert not record.submit(2, 0.0).quarantined
     assert record.note(died(in_step=None), 0.0)
-    assert record.submit(3).quarantined
+    assert record.submit(3, 0.0).quarantined
 
 
 def test_bystanders_and_the_refused_get_no_strike() -> None:
@@ -62,26 +62,26 @@ def test_bystanders_and_the_refused_get_no_strike() -> None:
         # Whatever a worker says beside it: backpressure is no fault.
         assert not record.note(Failure("a", "a-1", reason, "later", in_step=True), 0.0)
     assert record.strikes == 0
-    assert not record.submit(1).quarantined
+    assert not record.submit(1, 0.0).quarantined
 
 
 def test_a_new_token_clears_the_strikes() -> None:
     record = Record(generation(), MODEL)
     for handle in (1, 2):
-        record.submit(handle)
+        record.submit(handle, 0.0)
         record.note(died(), 0.0)
         record.deliver(Tokens((10 + handle,)))
     assert record.strikes == 0
-    assert not record.submit(3).quarantined
+    assert not record.submit(3, 0.0).quarantined
 
 
 def test_quarantine_ends_with_a_token_once_and_then_stays() -> None:
     record = Record(generation(), MODEL)
     for expected in (True, False):
         for _ in range(2):
-            record.submit(1)
+            record.submit(1, 0.0)
             record.note(died(), 0.0)
-        assert record.submit(2).quarantined
+        assert record.submit(2, 0.0).quarantined
         assert not record.may_rejoin()
         record.deliver(Tokens((10,)))
         assert record.may_rejoin() is expected
@@ -180,7 +180,7 @@ def test_any_schedule_of_failures_gives_the_undisturbed_tokens(
     events = iter(schedule)
 
     def attempt(view: WorkerView, handle: int) -> Failure | None:
-        submission = record.submit(handle)
+        submission = record.submit(handle, 0.0)
         count, fault, shift, restarts = next(events, (10**6, "", 0, False))
         for piece in worker_gives(submission, count, chunk):
             seen.append(record.deliver(piece))

@@ -35,7 +35,7 @@ def after(what: Record, *failures: Failure, workers: list[WorkerView], later: fl
     """The decision after attempts that failed so, `later` seconds on."""
     now = what.generation.deadline - 1000.0
     for one in failures:
-        what.submit(1)
+        what.submit(1, 0.0)
         what.note(one, now)
     return decide(what, failures[-1] if failures else None, workers, now + later)
 
@@ -202,7 +202,7 @@ def test_a_bystander_in_quarantine_is_not_accused() -> None:
 def test_a_death_after_progress_in_quarantine_is_not_poison() -> None:
     what = record()
     after(what, *[failure(Reason.ENGINE_DEAD)] * 2, workers=[])
-    assert what.submit(3).quarantined
+    assert what.submit(3, 0.0).quarantined
     what.deliver(Tokens((10,)))
     death = failure(Reason.ENGINE_DEAD)
     what.note(death, 0.0)

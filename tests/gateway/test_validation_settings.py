@@ -44,3 +44,13 @@ def test_ipv6() -> None:
 def test_listen_is_checked(listen: str) -> None:
     with pytest.raises(ValidationError):
         GatewaySettings(listen=listen)
+
+
+def test_formats_of_answers(tmp_path: Path) -> None:
+    flags = ["--answer-formats", "org/a=hermes, b=glm"]
+    assert read_settings(GatewaySettings, flags).answer_formats == {"org/a": "hermes", "b": "glm"}
+    file = tmp_path / "gateway.toml"
+    file.write_text('[answer_formats]\n"org/a" = "harmony"\n')
+    assert read_settings(GatewaySettings, ["--config", str(file)]).answer_formats == {"org/a": "harmony"}
+    with pytest.raises(ValidationError, match="'nonsense' is none of"):
+        GatewaySettings(answer_formats={"a": "nonsense"})

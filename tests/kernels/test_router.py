@@ -48,6 +48,7 @@ def test_topk_softmax_equals_olmoe(renormalise):
 def test_topk_softmax_of_the_best_groups_equals_deepseek_v2(groups, top_groups):
     config = DeepseekV2Config(
         hidden_size=HIDDEN,
+        num_attention_heads=1,
         n_routed_experts=EXPERTS,
         num_experts_per_tok=TOP_K,
         n_group=groups,

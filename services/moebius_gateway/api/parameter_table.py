@@ -66,7 +66,7 @@ def _refused(body: type[Strict]) -> Iterator[str]:
             yield f"| `{name}` | accepted | changes nothing here |"
         else:
             same = " and ".join(f"`{json.dumps(value)}`" for value in values)
-            yield f"| `{name}` | refused | {f'but for {_cell(same)}, which change nothing' if same else ''} |"
+            yield f"| `{name}` | refused | {f'but for {_cell(same)}' if same else ''} |"
 
 
 def _range(about: Mapping[str, Any]) -> str:

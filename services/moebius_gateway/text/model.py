@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from moebius_gateway.text.assembler import AnswerAssembler
 from moebius_gateway.text.conversation import Conversation, Tool
 from moebius_gateway.text.errors import PromptError, TextError
-from moebius_gateway.text.parsing.registry import detect, opens_reasoning, spelt_tokens
+from moebius_gateway.text.parsing.registry import by_name, detect, opens_reasoning, spelt_tokens
 from moebius_gateway.text.parsing.spec import Channel, ParserSpec
 from moebius_gateway.text.parsing.stream import parser_for
 from moebius_gateway.text.template import ChatTemplate
@@ -52,8 +52,11 @@ class TextModel:
     Immutable; can be used from any thread.
     """
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        """`files`: name to content, as a worker serves them. Raises `TextError`, naming the file."""
+    def __init__(self, files: Mapping[str, bytes], family: str | None = None) -> None:
+        """`files`: name to content, as a worker serves them. Raises `TextError`, naming the file.
+
+        `family`: how the model writes reasoning and calls, where that cannot be told by its chat template.
+        """
         if "tokenizer.json" not in files:
             raise TextError(f"tokenizer.json is missing; there is {sorted(files) or 'nothing'}")
         config = _json_object(files, "tokenizer_config.json")
@@ -68,7 +71,7 @@ class TextModel:
         self.special_tokens = self.token_bytes.special()
         source = _template_source(files, config)
         self._template = None if source is None else ChatTemplate(source, _special_tokens(config))
-        self.spec = detect(source or "", {}, self.special_tokens)
+        self.spec = by_name(family) if family else detect(source or "", {}, self.special_tokens)
         self._chat_bytes = TokenBytes(self._tokenizer, spelt_tokens(self.spec, self.special_tokens))
         self.defaults = _sampling_defaults(_json_object(files, "generation_config.json"))
 

@@ -51,6 +51,7 @@ class ChatTemplate:
         self._takes_tools = "tools" in variables
         self._settable = variables - OWN_VARIABLES - environment.globals.keys() - special_tokens.keys()
         self._switch = next((name for name in SWITCHES if name in self._settable), None)
+        self._reasons = any(sign in source for sign in SIGNS_OF_REASONING)
         self._writer = MessageWriter(source)
 
     def render(self, conversation: Conversation) -> str:
@@ -111,32 +112,30 @@ class ChatTemplate:
 
     def _reasoning(self, conversation: Conversation) -> dict[str, Any]:
         """The variables that ask for the wanted amount of reasoning. What cannot be asked for is refused."""
-        variables: dict[str, Any] = {}
         effort, thinking = conversation.effort, conversation.thinking
-        if effort is not None:
-            if EFFORT in self._settable and (effort in USUAL_EFFORTS or self._mentions(effort)):
-                variables[EFFORT] = effort
-            elif self._switch is not None:
-                variables[self._switch] = effort != "none"
-            else:
-                raise PromptError(
-                    f"this model has no reasoning effort '{effort}'"
-                    + ("; it has low, medium and high" if EFFORT in self._settable else ""),
-                    EFFORT,
-                )
-        if thinking is not None:
-            if self._switch is not None:
-                variables[self._switch] = thinking
-            elif not thinking and EFFORT in self._settable:
-                if not self._mentions("none"):
-                    raise PromptError("this model's reasoning cannot be turned off", "thinking")
-                variables[EFFORT] = "none"
-            elif thinking and not any(sign in self.source for sign in SIGNS_OF_REASONING):
-                raise PromptError("this model does not reason", "thinking")
-        return variables
+        variables: dict[str, Any] = {}
+        if effort is not None and EFFORT in self._settable and self._trained_on(effort):
+            variables[EFFORT] = effort
+        elif effort == "none":
+            thinking = False
+        elif effort is not None and self._switch is not None:
+            thinking = True
+        elif effort is not None:
+            known = "; it has low, medium and high" if EFFORT in self._settable else ""
+            raise PromptError(f"this model has no reasoning effort '{effort}'{known}", EFFORT)
+        if thinking is None:
+            return variables
+        if self._switch is not None:
+            return variables | {self._switch: thinking}
+        if thinking is self._reasons:
+            return variables  # as it does by itself
+        if EFFORT in self._settable and self._trained_on("none"):
+            return variables | {EFFORT: "none"}
+        message = "this model does not reason" if thinking else "this model's reasoning cannot be turned off"
+        raise PromptError(message, EFFORT if effort else "thinking")
 
-    def _mentions(self, word: str) -> bool:
-        return f"'{word}'" in self.source or f'"{word}"' in self.source
+    def _trained_on(self, effort: str) -> bool:
+        return effort in USUAL_EFFORTS or f"'{effort}'" in self.source or f'"{effort}"' in self.source
 
 
 class _GenerationTag(Extension):

@@ -101,7 +101,7 @@ class Dispatcher:
             link = await self._place(record, failure, blocks)
             if failure is not None and record.displaced:
                 self._metrics.recoveries.labels(failure.reason).inc()
-            submission = record.submit(next(self._handles))
+            submission = record.submit(next(self._handles), time.monotonic())
             try:
                 with link.submit(submission, blocks, generation.deadline) as attempt:
                     while isinstance(got := await attempt.next(), Tokens):

@@ -50,6 +50,8 @@ def submit_frame(submission: Submission) -> pb.GatewayFrame:
             stop_token_ids=submission.stop_token_ids,
             quarantined=submission.quarantined,
             grammar=None if submission.grammar is None else pb.Grammar(text=submission.grammar),
+            priority=submission.priority,
+            deadline_ms=submission.deadline_ms,
         )
     )
 

@@ -16,7 +16,8 @@ _FINISH = {
 }
 
 
-def request_from(submit: worker_pb2.Submit) -> Request:
+def request_from(submit: worker_pb2.Submit, now: float) -> Request:
+    """`now`: when it came, on the scheduler's clock; deadlines go over the wire as what is left."""
     sampling = submit.sampling
     return Request(
         handle=submit.handle,
@@ -39,6 +40,8 @@ def request_from(submit: worker_pb2.Submit) -> Request:
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         ),
         quarantined=submit.quarantined,
+        priority=submit.priority,
+        deadline=now + submit.deadline_ms / 1000 if submit.deadline_ms else None,
     )
 
 

@@ -58,7 +58,7 @@ class Inspection:
     dtype: str
     kinds: Sequence[KindRow]
     active: int
-    left_out: Counter[str]
+    left_out: Mapping[str, int]
     memory: Mapping[str, int]
     context: int
     token_bytes: int
@@ -139,6 +139,6 @@ def _active(model: Decoder, fills: Sequence[Fill]) -> int:
     return round(sum(map(_numbers, fills)) - routed * (1 - model.expert_share))
 
 
-def _left_out(names: Sequence[str]) -> Counter[str]:
+def _left_out(names: Sequence[str]) -> dict[str, int]:
     """How many tensors are left out on purpose, by the beginning of their names."""
-    return Counter(".".join(name.split(".")[:2]) for name in names)
+    return dict(Counter(".".join(name.split(".")[:2]) for name in names))

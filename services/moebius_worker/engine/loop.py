@@ -28,6 +28,8 @@ _REASONS = {
     "OVERLOADED": worker_pb2.REASON_OVERLOADED,
     "KV_EXHAUSTED": worker_pb2.REASON_KV_EXHAUSTED,
     "BAD_REQUEST": worker_pb2.REASON_BAD_REQUEST,
+    # It waited in vain: that is what an overload is.
+    "DEADLINE": worker_pb2.REASON_OVERLOADED,
 }
 
 log = structlog.get_logger(__name__)
@@ -106,7 +108,7 @@ class EngineLoop:
             return
         handle = frame.submit.handle
         try:
-            self._scheduler.add(request_from(frame.submit))
+            self._scheduler.add(request_from(frame.submit, time.monotonic()))
         except Rejected as rejected:
             self._refusals.append(_refused(handle, rejected))
         except Exception as error:

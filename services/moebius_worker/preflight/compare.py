@@ -13,12 +13,10 @@ from moebius_kernels.router import Route
 
 # Relative to the length of the reference's result, over all of it; `ROW_SLACK` times that in a single row.
 # By the dtype of the activations: sums and intermediate values rounded to it (fp32: to TF32 in products).
-DTYPE_LIMITS: Mapping[str, float] = MappingProxyType(
-    {"float32": 1e-3, "float16": 4e-3, "bfloat16": 1.5e-2}
-)
-# By the stored form of a weight, for what implementations of it may do beyond reading it exactly: FP8 multiplies
-# activations rounded to E4M3 (3 bits of mantissa, up to 2^-4 a number), GGUF types such rounded to 8-bit blocks.
-# Forms whose factor is exact in bf16 get nothing on top.
+DTYPE_LIMITS: Mapping[str, float] = MappingProxyType({"float32": 1e-3, "float16": 4e-3, "bfloat16": 1.5e-2})
+# By how the name of a stored form begins, for what its implementations may do beyond reading it exactly: FP8
+# multiplies activations rounded to E4M3 (3 bits of mantissa, up to 2^-4 a number), GGUF types such rounded to
+# blocks of 8 bits. The others get nothing on top.
 FORMAT_LIMITS: Mapping[str, float] = MappingProxyType({"fp8": 5e-2, "q": 2e-2, "iq": 2e-2, "tq": 2e-2})
 ROW_SLACK = 4.0
 # Softmax and sigmoid in fp32, of the same logits.
@@ -29,8 +27,8 @@ def limit_of(query: Query) -> float:
     """The relative error that is allowed."""
     limits = [DTYPE_LIMITS[dtype] for dtype in _dtypes(query.arguments.values()) if dtype in DTYPE_LIMITS]
     for matrix in query.matrices:
-        family = matrix.format.name.partition(" ")[0].partition("_")[0].rstrip("0123456789").lower()
-        limits.append(FORMAT_LIMITS.get(matrix.format.name.partition(" ")[0], FORMAT_LIMITS.get(family, 0.0)))
+        name = matrix.format.name.lower()
+        limits += (limit for start, limit in FORMAT_LIMITS.items() if name.startswith(start))
     return max(limits, default=DTYPE_LIMITS["float32"])
 
 
@@ -63,11 +61,11 @@ def route_difference(result: Any, expected: Route, scores: torch.Tensor) -> tupl
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         return math.inf, "an expert twice in one row"
     chosen = [scores.float().gather(-1, one).sort(dim=-1).values for one in (experts, expected.experts)]
-    if not torch.equal(*chosen):
+    if not torch.equal(chosen[0], chosen[1]):
         rows = int((chosen[0] != chosen[1]).any(dim=-1).sum())
         return math.inf, f"other experts than the best in {rows} of {len(experts)} rows"
     weights = [one.weights.float().sort(dim=-1).values for one in (result, expected)]
-    return _tensor_difference(*weights, ROUTE_LIMIT)
+    return _tensor_difference(weights[0], weights[1], ROUTE_LIMIT)
 
 
 def _tensor_difference(

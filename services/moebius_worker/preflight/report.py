@@ -9,7 +9,7 @@ from moebius_kernels.plan import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An operation's calls with one key. `tokens`, and the `kind` of step where it matters, say which of them."""
+    """An operation's calls with one key: those with `tokens`, in steps of a `kind` if that matters."""
 
     operation: str
     key: str

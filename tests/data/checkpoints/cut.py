@@ -30,7 +30,7 @@ def main(source: Path, destination: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     config |= {
         "num_hidden_layers": 1,
-        "num_experts": EXPERTS,
+        "num_local_experts": EXPERTS,
         "num_experts_per_tok": min(EXPERTS, config["num_experts_per_tok"]),
         "vocab_size": VOCABULARY,
     }

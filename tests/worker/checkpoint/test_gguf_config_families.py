@@ -107,6 +107,12 @@ def test_the_windows_of_gpt_oss_may_be_a_number_or_a_list(
     assert [kind[0] for kind in config["layer_types"]] == list(expected)
 
 
+def test_gemma_3_of_27_billion_parameters_scales_queries_otherwise(tmp_path: Path) -> None:
+    change = {"gemma3.block_count": 62, "gemma3.embedding_length": 5376, "gemma3.attention.head_count": 32}
+    assert changed("gemma3", tmp_path, change)["query_pre_attn_scalar"] == 168
+    assert changed("gemma3", tmp_path, change | {"gemma3.block_count": 34})["query_pre_attn_scalar"] == 16
+
+
 @pytest.mark.parametrize("heads", [[2, 1], [2, 2], 2])
 def test_the_kv_heads_of_gemma_4_may_be_a_number_or_a_list(tmp_path: Path, heads: Any) -> None:
     config = changed("gemma4_moe", tmp_path, {"gemma4.attention.head_count_kv": heads})

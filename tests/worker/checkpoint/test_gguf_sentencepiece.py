@@ -158,6 +158,24 @@ def test_sentencepiece_without_prefix(tmp_path: Path) -> None:
     assert tokenizer.decode(sentencepiece_ids(" The fox", *vocabulary)) == " The fox"
 
 
+def test_runs_of_spaces_are_pieces_however_the_text_has_them(tmp_path: Path) -> None:
+    """As in Gemma, where spaces are written as pieces have them before anything is looked for."""
+    tokens, scores, types = sentencepiece_vocabulary()
+    metadata = sentencepiece_metadata() | {
+        "tokenizer.ggml.tokens": [*tokens, "  ", "    "],
+        "tokenizer.ggml.scores": [*scores, -1000.0, -1000.0],
+        "tokenizer.ggml.token_type": [*types, 4, 4],
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    tokenizer, _ = converted(tmp_path, metadata)
+    two, four = len(tokens), len(tokens) + 1
+    fox = sentencepiece_ids("fox", tokens, scores, types)
+    for text in ("fox    fox  fox", "fox▁▁▁▁fox▁▁fox", "fox ▁▁ fox ▁fox"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == [*fox, four, *fox, two, *fox]
+        assert tokenizer.decode(ids) == "fox    fox  fox"
+
+
 def test_sentencepiece_that_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     metadata = sentencepiece_metadata()
     with pytest.raises(CheckpointError, match="normalises text"):

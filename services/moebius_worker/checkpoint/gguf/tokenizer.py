@@ -41,11 +41,13 @@ def gguf_tokenizer_files(gguf: Gguf) -> dict[str, bytes]:
     if len(types) != len(tokens):
         raise CheckpointError(f"{gguf.path} is damaged: {len(tokens)} tokens have {len(types)} types.")
     tokenizer = makers[model](gguf, keys, types)
+    # Gemma's runs of spaces: pieces, which the converter wrote with plain ones. A prefix would alter them.
+    are_pieces = model != "gpt2" and not keys.get("add_space_prefix", model == "llama")
     # Some files have an end of the text among the pieces of text.
     ends = set(gguf_generation_config(gguf)["eos_token_id"])
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            AddedToken(token, special=kind != _USER_DEFINED, normalized=are_pieces and " " in token)
             for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
             if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) or index in ends
         ]

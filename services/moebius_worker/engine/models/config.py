@@ -10,7 +10,7 @@ from moebius_worker.engine.models.layers import AttentionConfig
 from moebius_worker.engine.models.rope import read_rope
 
 # Keys that change what is computed, with the values that mean "off": refused by every family that does not
-# say that it implements them. Keys that are not listed are names, training settings and defaults of generation.
+# say that it implements them. Others are names, training settings and defaults of generation.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False,),
     "attention_multiplier": (),
@@ -116,7 +116,8 @@ def read_decoder_config(
     activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"
     if activation not in activations:
         raise CheckpointError(
-            f"The config says hidden_act = {activation!r}; implemented is {' or '.join(map(repr, activations))}."
+            f"The config says hidden_act = {activation!r}; implemented is "
+            f"{' or '.join(map(repr, activations))}."
         )
     num_heads = require(config, "num_attention_heads")
     hidden_size = require(config, "hidden_size")

@@ -37,5 +37,6 @@ class StepContext:
 
     def state(self, cache: int) -> tuple[StateTensors, StatePlan]:
         found = self.caches[cache]
-        assert self.states is not None and not isinstance(found.tensors, KvPages)
+        assert self.states is not None
+        assert not isinstance(found.tensors, KvPages)
         return found.tensors, self.states

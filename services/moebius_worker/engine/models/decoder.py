@@ -5,10 +5,10 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from moebius_kernels.linear import embedding, linear
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import DecoderConfig
 from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import RmsNorm
 from moebius_worker.engine.models.parameters import Matrix, Place, Shard, Slots
 from moebius_worker.engine.weights.layout import Layout
@@ -28,7 +28,7 @@ class FinalNorm(Protocol):
     def slots(self, prefix: str) -> Slots: ...
 
 
-class Decoder:
+class Decoder(Layer):
     """A causal language model: a family is this with its own layers.
 
     `norm`: None for an RMS norm with `norm_offset`. `row_elements`: how many numbers a layer holds for one
@@ -88,11 +88,11 @@ class Decoder:
     def embed(self, context: StepContext) -> torch.Tensor:
         """[T, hidden], the input of the first layer."""
         [table] = self.embedding.blocks
-        return embedding(context.token_ids, table, self.place.dtype)
+        return self.ops.embedding(context.token_ids, table, self.place.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, hidden] -> fp32 [N, vocab]."""
-        return linear(self.norm(hidden), self.head.blocks).float()
+        return self.ops.linear(self.norm(hidden), self.head.blocks).float()
 
     def slots(self) -> Slots:
         """Every parameter, or part of a fused one, under the name that Hugging Face checkpoints give it."""

@@ -5,18 +5,16 @@ experts, none in their weights.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from moebius_kernels.experts import routed_experts
-from moebius_kernels.router import Route, sigmoid_topk, topk_softmax
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import DecoderConfig, require
 from moebius_worker.engine.models.decoder import DecoderLayer
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import GatedMlp
 from moebius_worker.engine.models.moe import (
     ExpertNames,
@@ -24,14 +22,15 @@ from moebius_worker.engine.models.moe import (
     MoeConfig,
     MoeDecoder,
     ResidentExperts,
+    Routing,
     num_experts,
 )
 from moebius_worker.engine.models.parameters import Matrix, Place, Slots, Vector
 from moebius_worker.engine.models.pre_norm import FeedForward, dense_mlp
 
 
-class DeepseekMoe:
-    """[T, H] -> [T, H]. `route`: of scores [T, E] and, if there is one, `bias` [E].
+class DeepseekMoe(Layer):
+    """[T, H] -> [T, H]. `routing`: of scores [T, E] and, if there is one, a bias [E].
 
     `bias_name`: what the bias is called, after `prefix` in `slots`; None: there is none. `shared_inner`:
     neurons of a network that every token goes to; 0: there is none.
@@ -40,13 +39,13 @@ class DeepseekMoe:
     def __init__(
         self,
         config: MoeConfig,
-        route: Callable[..., Route],
+        routing: Routing,
         *,
         bias_name: str | None,
         shared_inner: int = 0,
         names: ExpertNames | None = None,
     ) -> None:
-        self.config, self.route, self.bias_name = config, route, bias_name
+        self.config, self.routing, self.bias_name = config, routing, bias_name
         self.router = Matrix({"gate": config.total}, config.hidden_size, plain=True)
         # What differs between experts in the last digits of a score decides who is chosen.
         self.bias = None if bias_name is None else Vector(config.total, dtype=torch.float32)
@@ -55,8 +54,9 @@ class DeepseekMoe:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         scores = x.float() @ self.router.data.float().T
-        route = self.route(scores) if self.bias is None else self.route(scores, bias=self.bias.data)
-        y = routed_experts(x, route, self.experts.fetch(route), self.config.activation)
+        more = {} if self.bias is None else {"bias": self.bias.data}
+        route = self.routing(self.ops, scores, **more)
+        y = self.ops.routed_experts(x, route, self.experts.fetch(route), self.config.activation)
         return y if self.shared is None else y + self.shared(x)
 
     def slots(self, prefix: str) -> Slots:
@@ -101,7 +101,7 @@ def _sparse_layers(config: Mapping[str, Any], count: int, dense: int) -> list[bo
     return [kind == "sparse" for kind in kinds]
 
 
-def _routing(config: Mapping[str, Any], moe: MoeConfig) -> tuple[Callable[..., Route], str | None]:
+def _routing(config: Mapping[str, Any], moe: MoeConfig) -> tuple[Routing, str | None]:
     """How experts are chosen, and the name of the bias that has a say in it."""
     groups, top_groups = config.get("n_group") or 1, config.get("topk_group") or 1
     if moe.total % groups or moe.total // groups * top_groups < moe.per_token:
@@ -119,11 +119,11 @@ def _routing(config: Mapping[str, Any], moe: MoeConfig) -> tuple[Callable[..., R
     }
     method = config.get("scoring_func", "sigmoid"), config.get("topk_method", "noaux_tc")
     if method == ("sigmoid", "noaux_tc"):
-        return partial(sigmoid_topk, **kinds), "gate.e_score_correction_bias"
+        return Routing("sigmoid_topk", kinds), "gate.e_score_correction_bias"
     if method == ("softmax", "group_limited_greedy") and not normalise:
-        return partial(topk_softmax, **kinds), None
+        return Routing("topk_softmax", kinds), None
     if method == ("softmax", "greedy") and not normalise:
-        return partial(topk_softmax, **(kinds | {"groups": 1, "top_groups": 1})), None
+        return Routing("topk_softmax", kinds | {"groups": 1, "top_groups": 1}), None
     raise CheckpointError(
         f"The config says scoring_func = {method[0]!r}, topk_method = {method[1]!r} and norm_topk_prob = "
         f"{normalise}; implemented are sigmoid with noaux_tc, and softmax with greedy or "

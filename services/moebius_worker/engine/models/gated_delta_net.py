@@ -7,13 +7,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from moebius_kernels.causal_conv import causal_conv1d
-from moebius_kernels.gated_delta import CHUNK, gated_delta_rule
-from moebius_kernels.rms_norm import gated_rms_norm
+from moebius_kernels.gated_delta import CHUNK
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs, StateSpec
 from moebius_worker.engine.models.config import DecoderConfig, require
 from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Linear
 from moebius_worker.engine.models.parameters import Slots, Vector
 
@@ -79,7 +78,7 @@ def read_delta_net(config: Mapping[str, Any], sizes: DecoderConfig) -> DeltaNetC
     )
 
 
-class GatedDeltaNet:
+class GatedDeltaNet(Layer):
     """Keeps no keys and values, but a state of a fixed size: [T, hidden] -> [T, hidden].
 
     Its projections are not divided among ranks: the rows of queries, keys and values are one tensor.
@@ -125,9 +124,9 @@ class GatedDeltaNet:
         config = self.config
         qkv, z, b, a = self.project(x)
         states, plan = context.state(self.cache)
-        qkv = causal_conv1d(qkv, self.convolution.data, None, states["convolution"], plan, "silu")
+        qkv = self.ops.causal_conv1d(qkv, self.convolution.data, None, states["convolution"], plan, "silu")
         q, k, v = qkv.split([config.keys, config.keys, config.values], dim=-1)
-        y = gated_delta_rule(
+        y = self.ops.gated_delta_rule(
             q.unflatten(-1, (config.key_heads, -1)),
             k.unflatten(-1, (config.key_heads, -1)),
             v.unflatten(-1, (config.value_heads, -1)),
@@ -137,7 +136,7 @@ class GatedDeltaNet:
             plan,
         )
         z = z.unflatten(-1, (config.value_heads, -1))
-        y = gated_rms_norm(y, z, self.norm.data, config.norm_eps, config.output_gate)
+        y = self.ops.gated_rms_norm(y, z, self.norm.data, config.norm_eps, config.output_gate)
         return self.out(y.flatten(1))
 
     def slots(self, prefix: str) -> Slots:

@@ -21,6 +21,7 @@ from moebius_worker.engine.models.config import (
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.gemma4_inputs import rounded
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Attention, GatedMlp, RmsNorm
 from moebius_worker.engine.models.parameters import Place, Slots
 from moebius_worker.engine.weights.layout import Layout
@@ -34,7 +35,7 @@ _NORMS = (
 )
 
 
-class Gemma3Layer:
+class Gemma3Layer(Layer):
     def __init__(self, config: DecoderConfig, attention: Attention) -> None:
         self.attention = attention
         self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, activation=GELU_TANH)

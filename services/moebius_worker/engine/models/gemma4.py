@@ -11,16 +11,15 @@ from typing import Any, ClassVar
 import torch
 
 from moebius_kernels.activations import GELU_TANH
-from moebius_kernels.experts import routed_experts
-from moebius_kernels.rms_norm import rms_norm
 from moebius_kernels.rotary import Rotary, RotarySpec
-from moebius_kernels.router import Route, topk_softmax
+from moebius_kernels.router import Route
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.gemma4_attention import Gemma4Attention
 from moebius_worker.engine.models.gemma4_config import Gemma4Config, LayerConfig, read_gemma4_config
 from moebius_worker.engine.models.gemma4_inputs import AddLayerInputs, LayerInputs, rounded
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import GatedMlp, Linear, RmsNorm
 from moebius_worker.engine.models.moe import (
     FUSED_EXPERTS,
@@ -33,7 +32,7 @@ from moebius_worker.engine.models.parameters import Place, Slots, Vector
 from moebius_worker.engine.weights.layout import Layout
 
 
-class Gemma4Experts:
+class Gemma4Experts(Layer):
     """Experts whose router has a norm of its own, and scales what each expert adds."""
 
     def __init__(self, config: MoeConfig, norm_eps: float) -> None:
@@ -46,11 +45,12 @@ class Gemma4Experts:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         route = self._route(x)
-        return routed_experts(self.norm(x), route, self.experts.fetch(route), self.config.activation)
+        return self.ops.routed_experts(self.norm(x), route, self.experts.fetch(route), self.config.activation)
 
     def _route(self, x: torch.Tensor) -> Route:
         scale = self.scale.data.float() * self.config.hidden_size**-0.5
-        route = topk_softmax(self.router(rms_norm(x, scale, self.norm_eps)), self.config.per_token)
+        logits = self.router(self.ops.rms_norm(x, scale, self.norm_eps))
+        route = self.ops.topk_softmax(logits, self.config.per_token)
         return Route(route.weights * self.per_expert_scale.data.float()[route.experts], route.experts)
 
     def slots(self, prefix: str) -> Slots:
@@ -66,7 +66,7 @@ class Gemma4Experts:
         )
 
 
-class Gemma4Layer:
+class Gemma4Layer(Layer):
     def __init__(self, config: Gemma4Config, layer: LayerConfig, attention: Gemma4Attention) -> None:
         hidden, eps = config.sizes.hidden_size, config.sizes.norm_eps
         self.attention = attention

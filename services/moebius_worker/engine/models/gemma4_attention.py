@@ -2,17 +2,16 @@
 
 import torch
 
-from moebius_kernels.paged_attention import paged_attention, write_kv
-from moebius_kernels.rms_norm import rms_norm
-from moebius_kernels.rotary import Rotary, apply_rotary
+from moebius_kernels.rotary import Rotary
 from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.gemma4_config import LayerConfig
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Linear, RmsNorm
 from moebius_worker.engine.models.parameters import Shard, Slots
 
 
-class Gemma4Attention:
+class Gemma4Attention(Layer):
     """`shared`: the cache of the earlier layer whose keys and values this one reads; None: it has its own."""
 
     def __init__(self, layer: LayerConfig, rotary: Rotary, caches: CacheSpecs, shared: int | None) -> None:
@@ -40,10 +39,10 @@ class Gemma4Attention:
         faults = None
         if kv:
             # The last is the first where keys are values: then as they were before norm and rotation.
-            k = apply_rotary(self.norms["k_norm"](kv[0]), angles)
-            faults = write_kv(k, rms_norm(kv[-1], None, self.config.norm_eps), pages, plan)
-        q = apply_rotary(self.norms["q_norm"](q), angles)
-        y = self.out(paged_attention(q, pages, plan, scale=self.config.scale).flatten(1))
+            k = self.ops.apply_rotary(self.norms["k_norm"](kv[0]), angles)
+            faults = self.ops.write_kv(k, self.ops.rms_norm(kv[-1], None, self.config.norm_eps), pages, plan)
+        q = self.ops.apply_rotary(self.norms["q_norm"](q), angles)
+        y = self.out(self.ops.paged_attention(q, pages, plan, scale=self.config.scale).flatten(1))
         return y if faults is None else y + faults[:, None]
 
     def slots(self, prefix: str) -> Slots:

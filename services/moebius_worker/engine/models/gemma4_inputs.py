@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from moebius_kernels.activations import GELU_TANH, gated
-from moebius_kernels.linear import embedding
+from moebius_kernels.activations import GELU_TANH
 from moebius_worker.engine.models.config import DecoderConfig
 from moebius_worker.engine.models.gemma4_config import PerLayerConfig
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Linear, RmsNorm
 from moebius_worker.engine.models.parameters import Matrix, Slots
 
@@ -17,7 +17,7 @@ def rounded(value: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(value, dtype=dtype))
 
 
-class LayerInputs:
+class LayerInputs(Layer):
     """The inputs of all layers."""
 
     def __init__(self, sizes: DecoderConfig, config: PerLayerConfig) -> None:
@@ -32,7 +32,7 @@ class LayerInputs:
     def __call__(self, x: torch.Tensor, token_ids: torch.Tensor) -> Sequence[torch.Tensor]:
         """Embeddings [T, hidden] and ids [T] -> [T, width] for each layer."""
         [table] = self.table.blocks
-        of_id = embedding(token_ids, table, x.dtype) * rounded(self.width**0.5, x.dtype)
+        of_id = self.ops.embedding(token_ids, table, x.dtype) * rounded(self.width**0.5, x.dtype)
         of_embedding = self.projection(x) * self.hidden_size**-0.5
         shape = (self.num_layers, self.width)
         inputs = self.norm(of_embedding.unflatten(-1, shape)) + of_id.unflatten(-1, shape)
@@ -46,7 +46,7 @@ class LayerInputs:
         )
 
 
-class AddLayerInputs:
+class AddLayerInputs(Layer):
     """A layer's last part: its own inputs, gated by what it has computed, join the stream."""
 
     def __init__(self, hidden: int, width: int, norm_eps: float) -> None:
@@ -56,7 +56,7 @@ class AddLayerInputs:
 
     def __call__(self, x: torch.Tensor, own_input: torch.Tensor) -> torch.Tensor:
         """[T, hidden] and [T, width] -> [T, hidden]."""
-        y = gated(torch.cat((self.gate(x), own_input), dim=-1), GELU_TANH)
+        y = self.ops.gated(torch.cat((self.gate(x), own_input), dim=-1), GELU_TANH)
         return x + self.norm(self.projection(y))
 
     def slots(self, prefix: str) -> Slots:

@@ -1,16 +1,14 @@
 """gpt-oss: every other layer sees a window, heads have sinks, and everything but the norms has biases."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from moebius_kernels.activations import ClampedSwiglu
 from moebius_kernels.rotary import Rotary
-from moebius_kernels.router import softmax_topk
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import FULL, SLIDING, read_decoder_config, read_layer_types, require
 from moebius_worker.engine.models.layers import Attention
-from moebius_worker.engine.models.moe import MoeConfig, MoeDecoder, SparseMoe, num_experts
+from moebius_worker.engine.models.moe import MoeConfig, MoeDecoder, Routing, SparseMoe, num_experts
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import PreNormLayer
 from moebius_worker.engine.weights.layout import Layout, Stack
@@ -51,7 +49,7 @@ class GptOssForCausalLM(MoeDecoder):
         )
         windows = {SLIDING: require(config, "sliding_window"), FULL: None}
         kinds = read_layer_types(config, (SLIDING, FULL))
-        route = partial(softmax_topk, top_k=moe.per_token)
+        route = Routing("softmax_topk", {"top_k": moe.per_token})
         rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
         layers = [
             PreNormLayer(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from moebius_kernels.rms_norm import rms_norm
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Linear
 from moebius_worker.engine.models.parameters import Slots, Vector
 
@@ -25,7 +25,7 @@ class StreamsConfig:
         return self.count * self.hidden_size
 
 
-class StreamNorm:
+class StreamNorm(Layer):
     """An RMS norm of each stream with weights of its own, which are stored as their distance from 1."""
 
     def __init__(self, config: StreamsConfig) -> None:
@@ -34,14 +34,14 @@ class StreamNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         streams = x.float().unflatten(-1, (self.config.count, -1))
-        normed = rms_norm(streams, None, self.config.norm_eps).flatten(-2)
+        normed = self.ops.rms_norm(streams, None, self.config.norm_eps).flatten(-2)
         return (normed * (1.0 + self.weight.data.float())).to(x.dtype)
 
     def slots(self, prefix: str) -> Slots:
         return {f"{prefix}.weight": self.weight.slot()}
 
 
-class StreamMixer:
+class StreamMixer(Layer):
     """One row of the streams', each number a mean over the streams with weights between 0 and 1.
 
     `beside`: more projections of the normed streams, by name, which `mix` returns.

@@ -8,12 +8,12 @@ import torch
 
 from moebius_kernels.attention_plan import AttentionPlan
 from moebius_kernels.block_selection import select_blocks
-from moebius_kernels.paged_attention import write_kv
-from moebius_kernels.rotary import Rotary, apply_rotary
+from moebius_kernels.rotary import Rotary
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec
 from moebius_worker.engine.models.config import DecoderConfig, require
 from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Attention, AttentionConfig, Linear, RmsNorm
 from moebius_worker.engine.models.parameters import Slots
 
@@ -37,7 +37,9 @@ def read_indexer(config: Mapping[str, Any], sizes: DecoderConfig) -> IndexerConf
     if config.get("indexer_kv_heads") != 1:
         raise CheckpointError(f"indexer_kv_heads = {config.get('indexer_kv_heads')!r}; 1 is implemented.")
     if budget % block:
-        raise CheckpointError(f"indexer_budget = {budget} is no multiple of indexer_compress_ratio = {block}.")
+        raise CheckpointError(
+            f"indexer_budget = {budget} is no multiple of indexer_compress_ratio = {block}."
+        )
     if sizes.rope.rotary_dim > head_dim:
         raise CheckpointError(f"{sizes.rope.rotary_dim} numbers turn, but indexer_head_dim is {head_dim}.")
     return IndexerConfig(
@@ -50,7 +52,7 @@ def read_indexer(config: Mapping[str, Any], sizes: DecoderConfig) -> IndexerConf
     )
 
 
-class Indexer:
+class Indexer(Layer):
     """Keeps a key of each position as it is projected: norm and rotation are of the averages of blocks."""
 
     def __init__(self, config: IndexerConfig, rotary: Rotary, caches: CacheSpecs) -> None:
@@ -67,8 +69,8 @@ class Indexer:
         heads = self.inputs(x).unflatten(-1, (config.heads + 1, -1))
         q, key = heads.split([config.heads, 1], dim=1)
         pages, plan = context.kv(self.cache)
-        faults = write_kv(key, None, pages, plan)
-        q = apply_rotary(self.query_norm(q), context.angles(self.rotary))
+        faults = self.ops.write_kv(key, None, pages, plan)
+        q = self.ops.apply_rotary(self.query_norm(q), context.angles(self.rotary))
         selected = select_blocks(
             q, context.positions, pages, plan, block=config.block, top=config.top, finish=self._finish
         )
@@ -85,7 +87,7 @@ class Indexer:
         """Averages [..., blocks, D]: a block is where its first token is."""
         starts = torch.arange(averages.shape[-2], device=averages.device) * self.config.block
         keys = self.key_norm(averages).unsqueeze(-2)
-        return apply_rotary(keys, self.rotary(starts)).squeeze(-2)
+        return self.ops.apply_rotary(keys, self.rotary(starts)).squeeze(-2)
 
 
 class IndexedAttention(Attention):

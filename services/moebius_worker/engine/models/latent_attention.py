@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from moebius_kernels.paged_attention import paged_attention, write_kv
-from moebius_kernels.rotary import Rotary, apply_rotary
+from moebius_kernels.rotary import Rotary
 from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec
 from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Linear, RmsNorm
 from moebius_worker.engine.models.parameters import Matrix, Shard, Slots
 
@@ -33,7 +33,7 @@ class LatentConfig:
     bias: bool
 
 
-class LatentAttention:
+class LatentAttention(Layer):
     """Of each position one latent and one turned key are kept, for all heads together.
 
     A head's keys are `W_k latent`: `q (W_k latent)` is `(q W_k) latent`, and the weighted sum of `W_v latent`
@@ -74,14 +74,16 @@ class LatentAttention:
         kv, k_rope = self.kv_down(x).split([config.kv_rank, config.rope_dim], dim=-1)
 
         angles = context.angles(self.rotary)
-        k = torch.cat((self.kv_norm(kv), apply_rotary(k_rope.unsqueeze(1), angles).squeeze(1)), dim=-1)
+        k_rope = self.ops.apply_rotary(k_rope.unsqueeze(1), angles).squeeze(1)
+        k = torch.cat((self.kv_norm(kv), k_rope), dim=-1)
         pages, plan = context.kv(self.cache)
-        faults = write_kv(k.unsqueeze(1), None, pages, plan)
+        faults = self.ops.write_kv(k.unsqueeze(1), None, pages, plan)
 
         up = self.kv_up.data.unflatten(0, (-1, config.nope_dim + config.value_dim))
         to_keys, to_values = up.split([config.nope_dim, config.value_dim], dim=1)
-        q = torch.cat((torch.einsum("thd,hdr->thr", q_nope, to_keys), apply_rotary(q_rope, angles)), dim=-1)
-        y = paged_attention(q, pages, plan, scale=config.scale)
+        q_nope = torch.einsum("thd,hdr->thr", q_nope, to_keys)
+        q = torch.cat((q_nope, self.ops.apply_rotary(q_rope, angles)), dim=-1)
+        y = self.ops.paged_attention(q, pages, plan, scale=config.scale)
         return self.out(torch.einsum("thr,hdr->thd", y, to_values).flatten(1)) + faults[:, None]
 
     def slots(self, prefix: str) -> Slots:

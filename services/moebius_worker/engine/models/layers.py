@@ -6,18 +6,16 @@ from typing import Literal
 
 import torch
 
-from moebius_kernels.activations import SILU, Activation, gated
+from moebius_kernels.activations import SILU, Activation
 from moebius_kernels.attention_plan import AttentionPlan
-from moebius_kernels.linear import linear
-from moebius_kernels.paged_attention import paged_attention, write_kv
-from moebius_kernels.rms_norm import rms_norm
-from moebius_kernels.rotary import Rotary, apply_rotary
+from moebius_kernels.rotary import Rotary
 from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec
 from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.parameters import Matrix, Shard, Slots, Vector
 
 
-class RmsNorm:
+class RmsNorm(Layer):
     """Over the last dimension. `offset`: added to the weight, for families whose weights are about 0."""
 
     def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
@@ -25,13 +23,13 @@ class RmsNorm:
         self.eps, self.offset = eps, offset
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight.data, self.eps, offset=self.offset)
+        return self.ops.rms_norm(x, self.weight.data, self.eps, offset=self.offset)
 
     def slots(self, prefix: str) -> Slots:
         return {f"{prefix}.weight": self.weight.slot()}
 
 
-class Linear:
+class Linear(Layer):
     """Projections of one input, stacked and computed at once: [..., inputs] -> [..., sum of outputs]."""
 
     def __init__(
@@ -43,7 +41,7 @@ class Linear:
         self.bias = Vector(sum(outputs.values()), parts=outputs, shard=own) if bias else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight.blocks, None if self.bias is None else self.bias.data)
+        return self.ops.linear(x, self.weight.blocks, None if self.bias is None else self.bias.data)
 
     def slots(self, prefix: str) -> Slots:
         """`prefix` and the name of each projection, weight and bias."""
@@ -69,8 +67,8 @@ class Temperature:
 class AttentionConfig:
     """Sizes and kinds of a grouped-query attention.
 
-    `window`: a position sees itself and the `window - 1` before it; None: all. `qk_norm`: RMS norms of queries
-    and keys before they are turned, over each head ("head") or over all heads together ("full"). `scale`:
+    `window`: a position sees itself and the `window - 1` before it; None: all. `qk_norm`: RMS norms of
+    queries and keys before they are turned, over each head ("head") or over all heads together ("full"). `scale`:
     None for 1 / sqrt(head_dim). `sinks`: a logit for each head that joins its softmax and is dropped.
     `output_gate`: q_proj gives, head by head, the query and then a gate of the head's output.
     """
@@ -92,7 +90,7 @@ class AttentionConfig:
     temperature: Temperature | None = None
 
 
-class Attention:
+class Attention(Layer):
     """Grouped-query attention with rotary positions (none if `rotary` is None) over paged keys and values."""
 
     def __init__(self, config: AttentionConfig, rotary: Rotary | None, caches: CacheSpecs) -> None:
@@ -126,13 +124,13 @@ class Attention:
         q, k = self._heads(q, "q_norm", config.num_heads), self._heads(k, "k_norm", config.num_kv_heads)
         if self.rotary is not None:
             angles = context.angles(self.rotary)
-            q, k = apply_rotary(q, angles), apply_rotary(k, angles)
+            q, k = self.ops.apply_rotary(q, angles), self.ops.apply_rotary(k, angles)
         if config.temperature is not None:
             q = (q * config.temperature(context.positions)).to(q.dtype)
         pages, _ = context.kv(self.cache)
-        faults = write_kv(k, v.unflatten(-1, (config.num_kv_heads, -1)), pages, plan)
+        faults = self.ops.write_kv(k, v.unflatten(-1, (config.num_kv_heads, -1)), pages, plan)
         sinks = None if self.sinks is None else self.sinks.data
-        y = paged_attention(q, pages, plan, scale=config.scale, softcap=config.softcap, sinks=sinks)
+        y = self.ops.paged_attention(q, pages, plan, scale=config.scale, softcap=config.softcap, sinks=sinks)
         y = y.flatten(1) if gate is None else y.flatten(1) * gate.sigmoid()
         # A row whose keys or values could not be kept as they are ends up as NaN, for the runner to find.
         return self.out(y) + faults[:, None]
@@ -152,7 +150,7 @@ class Attention:
         return self.norms[norm](rows) if self.config.qk_norm == "head" else rows
 
 
-class GatedMlp:
+class GatedMlp(Layer):
     """The feed-forward network of dense layers."""
 
     def __init__(self, hidden: int, inner: int, *, bias: bool = False, activation: Activation = SILU) -> None:
@@ -161,7 +159,7 @@ class GatedMlp:
         self.down = Linear(inner, {"down_proj": hidden}, bias=bias, shard=Shard.ROW)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(gated(self.gate_up(x), self.activation))
+        return self.down(self.ops.gated(self.gate_up(x), self.activation))
 
     def slots(self, prefix: str) -> Slots:
         return self.gate_up.slots(prefix) | self.down.slots(prefix)

@@ -1,18 +1,16 @@
 """MiniMax-M2: norms over all heads together, part of each head turns, and sigmoid-routed experts."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from moebius_kernels.rotary import Rotary
-from moebius_kernels.router import sigmoid_topk
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import read_decoder_config, require
 from moebius_worker.engine.models.deepseek_moe import DeepseekMoe, MtpMoeDecoder, num_mtp_layers
 from moebius_worker.engine.models.layers import Attention
 from moebius_worker.engine.models.mixtral import MixtralForCausalLM, MixtralLayer
-from moebius_worker.engine.models.moe import ExpertNames, MoeConfig, num_experts
+from moebius_worker.engine.models.moe import ExpertNames, MoeConfig, Routing, num_experts
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.weights.layout import Layout
 
@@ -46,7 +44,7 @@ class MiniMaxM2ForCausalLM(MtpMoeDecoder):
             total=num_experts(config),
             per_token=require(config, "num_experts_per_tok"),
         )
-        route = partial(sigmoid_topk, top_k=moe.per_token)
+        route = Routing("sigmoid_topk", {"top_k": moe.per_token})
         rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
         layers = [
             MixtralLayer(

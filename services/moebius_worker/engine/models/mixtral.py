@@ -1,16 +1,14 @@
 """Mixtral: Llama's attention, and a router that sends each token to a few of many feed-forward networks."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from moebius_kernels.rotary import Rotary
-from moebius_kernels.router import topk_softmax
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import read_decoder_config, require
 from moebius_worker.engine.models.layers import Attention
-from moebius_worker.engine.models.moe import ExpertNames, MoeConfig, MoeDecoder, SparseMoe
+from moebius_worker.engine.models.moe import ExpertNames, MoeConfig, MoeDecoder, Routing, SparseMoe
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import PreNormLayer
 from moebius_worker.engine.weights.layout import Layout
@@ -42,7 +40,7 @@ class MixtralForCausalLM(MoeDecoder):
             total=require(config, "num_local_experts"),
             per_token=require(config, "num_experts_per_tok"),
         )
-        route = partial(topk_softmax, top_k=moe.per_token)
+        route = Routing("topk_softmax", {"top_k": moe.per_token})
         rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
         layers = [
             MixtralLayer(

@@ -1,18 +1,20 @@
 """Routed experts as families share them: a router, and experts behind a store."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from moebius_kernels.activations import SILU, Activation
-from moebius_kernels.experts import ExpertWeights, routed_experts
+from moebius_kernels.experts import ExpertWeights
+from moebius_kernels.operations import Operations
 from moebius_kernels.router import Route
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import DecoderConfig, require
 from moebius_worker.engine.models.decoder import Decoder, DecoderLayer
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Linear
 from moebius_worker.engine.models.parameters import Matrix, Place, Shard, Slots, Vector
 from moebius_worker.engine.weights.layout import Stack
@@ -99,25 +101,38 @@ class ResidentExperts:
         }
 
 
-class SparseMoe:
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token's experts are found: the router operation of this name, with these settings."""
+
+    operation: Literal["topk_softmax", "softmax_topk", "sigmoid_topk"]
+    settings: Mapping[str, Any]
+
+    def __call__(self, ops: Operations, logits: torch.Tensor, **more: torch.Tensor) -> Route:
+        """The router's logits [T, E] -> each token's experts. `more`: arguments that are parameters."""
+        route: Route = getattr(ops, self.operation)(logits, **self.settings, **more)
+        return route
+
+
+class SparseMoe(Layer):
     """A router, `gate`, and the experts it sends tokens to: [T, H] -> [T, H]."""
 
     def __init__(
         self,
         config: MoeConfig,
-        route: Callable[[torch.Tensor], Route],
+        routing: Routing,
         *,
         names: ExpertNames | None = None,
         router_name: str = "gate",
         router_bias: bool = False,
     ) -> None:
-        self.config, self.route = config, route
+        self.config, self.routing = config, routing
         self.router = Linear(config.hidden_size, {router_name: config.total}, bias=router_bias)
         self.experts: ExpertStore = ResidentExperts(config, names or ExpertNames())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        route = self.route(self.router(x))
-        return routed_experts(x, route, self.experts.fetch(route), self.config.activation)
+        route = self.routing(self.ops, self.router(x))
+        return self.ops.routed_experts(x, route, self.experts.fetch(route), self.config.activation)
 
     def slots(self, prefix: str) -> Slots:
         return self.router.slots(prefix) | self.experts.slots(f"{prefix}.experts")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from moebius_kernels.causal_conv import causal_conv1d
 from moebius_kernels.linear import embedding
 from moebius_kernels.ngrams import hashed_rows, ngrams
 from moebius_worker.checkpoint.errors import CheckpointError
@@ -16,6 +15,7 @@ from moebius_worker.engine.layer_caches import CacheSpecs, StateSpec
 from moebius_worker.engine.models.config import require
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.hyper_connections import StreamNorm, StreamsConfig
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Linear
 from moebius_worker.engine.models.parameters import Matrix, Slots, Vector
 
@@ -63,7 +63,9 @@ def read_ngrams(config: Mapping[str, Any]) -> NgramConfig:
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
     if not isinstance(end, int):
-        raise CheckpointError(f"The config says eos_token_id = {ends!r}; n-grams need to know where a text ends.")
+        raise CheckpointError(
+            f"The config says eos_token_id = {ends!r}; n-grams need to know where a text ends."
+        )
     ngram = NgramConfig(
         vocab_size=require(config, "vocab_size"),
         longest=require(config, "ngram_size"),
@@ -84,7 +86,7 @@ def read_ngrams(config: Mapping[str, Any]) -> NgramConfig:
     return ngram
 
 
-class NgramTable:
+class NgramTable(Layer):
     """[T] token ids, and those before them -> [T, width]. `number`: which of the model's tables it is."""
 
     def __init__(self, config: NgramConfig, number: int) -> None:
@@ -116,7 +118,7 @@ class NgramTable:
         } | {f"{prefix}.{name}": numbers.slot() for name, numbers in self.numbers.items()}
 
 
-class NgramLayer:
+class NgramLayer(Layer):
     """What n-grams add to the streams of hyper-connections, each stream with a gate of its own."""
 
     def __init__(self, config: NgramConfig, streams: StreamsConfig, number: int, caches: CacheSpecs) -> None:
@@ -140,13 +142,15 @@ class NgramLayer:
         config, streams = self.config, self.streams
         states, plan = context.state(self.cache)
         grams = ngrams(context.token_ids, states["tokens"], plan, length=config.longest, end=config.end)
-        key, value = self.inputs(self.table(grams, x.dtype)).split([streams.width, streams.hidden_size], dim=-1)
+        key, value = self.inputs(self.table(grams, x.dtype)).split(
+            [streams.width, streams.hidden_size], dim=-1
+        )
         products = self.norms["norm_key"](key) * self.norms["norm_query"](x)
         match = products.unflatten(-1, (streams.count, -1)).sum(dim=-1, keepdim=True)
         match = match / math.sqrt(streams.hidden_size)
         gate = (match.abs().clamp_min(1e-6).sqrt() * match.sign()).sigmoid()
         gated = (gate * value.unsqueeze(-2)).flatten(-2)
-        nearby = causal_conv1d(
+        nearby = self.ops.causal_conv1d(
             self.norms["norm_conv"](gated),
             self.convolution.data,
             None,

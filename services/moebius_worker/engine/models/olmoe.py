@@ -1,15 +1,20 @@
 """OLMoE: norms over all heads of queries and keys together; the weights of the chosen experts as they are."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from moebius_kernels.rotary import Rotary
-from moebius_kernels.router import topk_softmax
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import read_decoder_config, require
 from moebius_worker.engine.models.layers import Attention
-from moebius_worker.engine.models.moe import FUSED_EXPERTS, MoeConfig, MoeDecoder, SparseMoe, num_experts
+from moebius_worker.engine.models.moe import (
+    FUSED_EXPERTS,
+    MoeConfig,
+    MoeDecoder,
+    Routing,
+    SparseMoe,
+    num_experts,
+)
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import PreNormLayer
 from moebius_worker.engine.weights.layout import Layout
@@ -26,8 +31,9 @@ class OlmoeForCausalLM(MoeDecoder):
             total=num_experts(config),
             per_token=require(config, "num_experts_per_tok"),
         )
-        route = partial(
-            topk_softmax, top_k=moe.per_token, renormalise=bool(config.get("norm_topk_prob", False))
+        route = Routing(
+            "topk_softmax",
+            {"top_k": moe.per_token, "renormalise": bool(config.get("norm_topk_prob", False))},
         )
         rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
         layers = [

@@ -6,6 +6,7 @@ import torch
 
 from moebius_worker.engine.models.config import DecoderConfig
 from moebius_worker.engine.models.context import StepContext
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import GatedMlp, RmsNorm
 from moebius_worker.engine.models.parameters import Slots
 
@@ -26,7 +27,7 @@ class FeedForward(Protocol):
     def slots(self, prefix: str) -> Slots: ...
 
 
-class PreNormLayer:
+class PreNormLayer(Layer):
     """Attention, then a feed-forward network, the input of each normalised."""
 
     # What the checkpoints call the feed-forward network.

@@ -85,9 +85,7 @@ class Qwen35ForCausalLM(Decoder):
         sizes, caches = read_sizes(config), CacheSpecs()
         linear = read_delta_net(config, sizes)
         layers = build_layers(config, sizes, caches, place, lambda index: dense_mlp(sizes), linear)
-        super().__init__(
-            sizes, layers, caches, place, norm_offset=1.0, row_elements=linear.row_elements
-        )
+        super().__init__(sizes, layers, caches, place, norm_offset=1.0, row_elements=linear.row_elements)
 
 
 class Qwen35MoeForCausalLM(MoeDecoder):
@@ -98,7 +96,7 @@ class Qwen35MoeForCausalLM(MoeDecoder):
         sizes, caches = read_sizes(config), CacheSpecs()
         linear = read_delta_net(config, sizes)
         moe, shared = read_experts(config, sizes), require(config, "shared_expert_intermediate_size")
-        layers = build_layers(config, sizes, caches, place, lambda index: SharedExpertMoe(moe, shared), linear)
-        super().__init__(
-            sizes, moe, layers, caches, place, norm_offset=1.0, row_elements=linear.row_elements
+        layers = build_layers(
+            config, sizes, caches, place, lambda index: SharedExpertMoe(moe, shared), linear
         )
+        super().__init__(sizes, moe, layers, caches, place, norm_offset=1.0, row_elements=linear.row_elements)

@@ -1,15 +1,20 @@
 """Qwen3-MoE: Qwen3's attention; experts in all layers but those that the config makes dense."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from moebius_kernels.rotary import Rotary
-from moebius_kernels.router import topk_softmax
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import read_decoder_config, require
 from moebius_worker.engine.models.layers import Attention
-from moebius_worker.engine.models.moe import FUSED_EXPERTS, MoeConfig, MoeDecoder, SparseMoe, num_experts
+from moebius_worker.engine.models.moe import (
+    FUSED_EXPERTS,
+    MoeConfig,
+    MoeDecoder,
+    Routing,
+    SparseMoe,
+    num_experts,
+)
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import PreNormLayer, dense_mlp
 from moebius_worker.engine.models.qwen2 import without_window
@@ -27,8 +32,9 @@ class Qwen3MoeForCausalLM(MoeDecoder):
             total=num_experts(config),
             per_token=require(config, "num_experts_per_tok"),
         )
-        route = partial(
-            topk_softmax, top_k=moe.per_token, renormalise=bool(config.get("norm_topk_prob", False))
+        route = Routing(
+            "topk_softmax",
+            {"top_k": moe.per_token, "renormalise": bool(config.get("norm_topk_prob", False))},
         )
         dense = set(config.get("mlp_only_layers") or ())
         every = config.get("decoder_sparse_step") or 1

@@ -31,6 +31,4 @@ class Qwen3NextForCausalLM(MoeDecoder):
             return SharedExpertMoe(moe, shared, renormalise=renormalise)
 
         layers = build_layers(config, sizes, caches, place, mlp, linear, PackedGatedDeltaNet)
-        super().__init__(
-            sizes, moe, layers, caches, place, norm_offset=1.0, row_elements=linear.row_elements
-        )
+        super().__init__(sizes, moe, layers, caches, place, norm_offset=1.0, row_elements=linear.row_elements)

@@ -17,6 +17,7 @@ from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.gated_delta_net import GatedDeltaNet, read_delta_net
 from moebius_worker.engine.models.hyper_connections import HyperConnection, StreamMixer, StreamsConfig
 from moebius_worker.engine.models.indexed_attention import IndexedAttention, read_indexer
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.moe import MoeDecoder
 from moebius_worker.engine.models.ngram_embedding import NgramLayer, read_ngrams
 from moebius_worker.engine.models.parameters import Place, Slots
@@ -26,7 +27,7 @@ from moebius_worker.engine.models.shared_expert import SharedExpertMoe, read_exp
 from moebius_worker.engine.weights.layout import Layout
 
 
-class Qwen4ExpLayer:
+class Qwen4ExpLayer(Layer):
     def __init__(
         self,
         streams: StreamsConfig,

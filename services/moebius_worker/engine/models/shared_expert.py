@@ -1,23 +1,23 @@
 """Routed experts beside one that every token goes to, as the Qwen families have it."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
-from moebius_kernels.router import topk_softmax
 from moebius_worker.engine.models.config import DecoderConfig, require
+from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import GatedMlp, Linear
-from moebius_worker.engine.models.moe import MoeConfig, SparseMoe, num_experts
+from moebius_worker.engine.models.moe import MoeConfig, Routing, SparseMoe, num_experts
 from moebius_worker.engine.models.parameters import Slots
 
 
-class SharedExpertMoe:
+class SharedExpertMoe(Layer):
     """The sum of the routed experts and of the shared one, to which each token has a gate of its own."""
 
     def __init__(self, moe: MoeConfig, shared_inner: int, *, renormalise: bool = True) -> None:
-        self.routed = SparseMoe(moe, partial(topk_softmax, top_k=moe.per_token, renormalise=renormalise))
+        routing = Routing("topk_softmax", {"top_k": moe.per_token, "renormalise": renormalise})
+        self.routed = SparseMoe(moe, routing)
         self.shared = GatedMlp(moe.hidden_size, shared_inner, activation=moe.activation)
         self.shared_gate = Linear(moe.hidden_size, {"shared_expert_gate": 1})
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..family import Part, Parts
-from ..keys import Value, const, get, head_dim, need, num_kv_heads, num_layers, token_id, vocab_size
+from ..keys import Keys, Value, const, get, head_dim, need, num_kv_heads, num_layers, token_id, vocab_size
 from ..order import half, part
 from ..rope import rope
 
@@ -39,6 +39,19 @@ SIGMOID_EXPERTS: Mapping[str, Value] = {
     "moe_intermediate_size": need("expert_feed_forward_length"),
     "first_k_dense_replace": get("leading_dense_block_count", 0),
 }
+
+
+def windows(period: int) -> Value:
+    """`layer_types`: every `period`-th layer sees all, unless the file has another number, or a list."""
+
+    def value(keys: Keys) -> list[str]:
+        pattern = keys.raw("attention.sliding_window_pattern", period)
+        if not isinstance(pattern, list):
+            pattern = [layer % pattern < pattern - 1 for layer in range(num_layers(keys))]
+        return ["sliding_attention" if window else "full_attention" for window in pattern[: num_layers(keys)]]
+
+    return value
+
 
 SOFTMAX, SIGMOID = 1, 2
 SOFTMAX_NORMALISED: Mapping[str, tuple[Any, ...]] = {

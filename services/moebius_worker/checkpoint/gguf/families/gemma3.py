@@ -2,22 +2,18 @@
 
 from typing import Any
 
-import numpy as np
-
 from ..family import Family, Part
-from ..keys import Keys, const, get, need
+from ..keys import Keys, const, get, need, num_layers
+from ..order import minus_one
 from ..rope import rope
-from .common import ATTENTION, DECODER, DENSE, MLP, TOP
+from .common import ATTENTION, DECODER, DENSE, MLP, TOP, windows
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-
-
-def _less_one(weight: np.ndarray) -> np.ndarray:
-    return weight - 1
+_LAYERS_OF_27B = 62
 
 
 def _norm(name: str) -> Part:
-    return Part(name, values=_less_one)
+    return Part(name, values=minus_one)
 
 
 def _ropes(keys: Keys) -> dict[str, Any]:
@@ -25,6 +21,13 @@ def _ropes(keys: Keys) -> dict[str, Any]:
         _FULL: {**rope(keys), "rope_theta": keys.get("rope.freq_base", 1_000_000.0)},
         _SLIDING: {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", 10_000.0)},
     }
+
+
+def _query_scalar(keys: Keys) -> int:
+    """The size of a head, but in the model of 27 billion parameters, which its number of layers tells."""
+    if num_layers(keys) == _LAYERS_OF_27B:
+        return int(keys.need("embedding_length") // keys.need("attention.head_count"))
+    return int(keys.need("attention.key_length"))
 
 
 GEMMA3 = Family(
@@ -38,9 +41,8 @@ GEMMA3 = Family(
         "attention_bias": const(False),
         "rope_parameters": _ropes,
         "sliding_window": need("attention.sliding_window"),
-        # llama.cpp divides by the root of a head's size, but for the model of 27 billion parameters, whose
-        # files cannot be told from others by their metadata.
-        "query_pre_attn_scalar": need("attention.key_length"),
+        "layer_types": windows(6),
+        "query_pre_attn_scalar": _query_scalar,
         "final_logit_softcapping": get("final_logit_softcapping"),
     },
     top={**TOP, "output_norm": _norm("model.norm")},

@@ -3,20 +3,11 @@
 from typing import Any
 
 from ..family import Family, Part
-from ..keys import Keys, const, need, num_layers
+from ..keys import Keys, const, need
 from ..rope import rope
-from .common import ATTENTION, DECODER, TOP, experts
+from .common import ATTENTION, DECODER, TOP, experts, windows
 
 _SOFTMAX_OF_CHOSEN = 3
-
-
-def _layer_types(keys: Keys) -> list[str]:
-    pattern = keys.raw("attention.sliding_window_pattern", 2)
-    if isinstance(pattern, list):
-        sliding = pattern[: num_layers(keys)]
-    else:
-        sliding = [layer % pattern < pattern - 1 for layer in range(num_layers(keys))]
-    return ["sliding_attention" if window else "full_attention" for window in sliding]
 
 
 def _rope(keys: Keys) -> dict[str, Any]:
@@ -39,7 +30,7 @@ GPT_OSS = Family(
         "num_experts_per_tok": need("expert_used_count"),
         "intermediate_size": need("expert_feed_forward_length"),
         "sliding_window": need("attention.sliding_window"),
-        "layer_types": _layer_types,
+        "layer_types": windows(2),
         "swiglu_alpha": const(1.702),
         "swiglu_limit": const(7.0),
     },

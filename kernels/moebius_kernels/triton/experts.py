@@ -1,0 +1,110 @@
+"""Routed experts: gate and up with their activation, down, and each token's weighted sum.
+
+Up to `_FEW_PAIRS` pairs, programs find the pairs of their expert themselves; beyond, pairs are aligned first.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moebius_kernels.activations import SILU, Activation
+from moebius_kernels.experts import ExpertWeights
+from moebius_kernels.launch import launch
+from moebius_kernels.router import Route
+from moebius_kernels.triton.align import align, most_tiles
+from moebius_kernels.triton.gemm import Gated, Routing, dependent_launch, gemm
+from moebius_kernels.triton.tiling import ExpertTiling, Tiling
+
+_FEW_PAIRS = 128
+_BLOCK = 512
+
+
+def routed_experts(
+    x: torch.Tensor, route: Route, weights: ExpertWeights, activation: Activation = SILU
+) -> torch.Tensor:
+    """As the reference; x bf16."""
+    return tiled_experts(x, route, weights, activation, expert_tiling(x, route, weights))
+
+
+def expert_tiling(x: torch.Tensor, route: Route, weights: ExpertWeights) -> ExpertTiling:
+    pairs = route.experts.numel()
+    if pairs < 16 * weights.num_slots:
+        return ExpertTiling(Tiling(8, 64, 128), Tiling(8, 64, 128))
+    return ExpertTiling(Tiling(64, 64, 64, stages=3), Tiling(64, 128, 64, stages=3))
+
+
+def tiled_experts(
+    x: torch.Tensor, route: Route, weights: ExpertWeights, activation: Activation, tiling: ExpertTiling
+) -> torch.Tensor:
+    tokens, hidden = x.shape
+    top_k = route.experts.shape[1]
+    pairs = tokens * top_k
+    if not pairs:
+        return torch.zeros_like(x)
+    experts = route.experts.contiguous()
+    x = x.contiguous()
+    routing = _routing(experts, weights, tiling.gate_up.tokens)
+    gate, up = weights.gate_up[0], weights.gate_up[-1]
+    inner = weights.down.shape[-1]
+    middle = torch.empty(1, pairs, inner, dtype=x.dtype, device=x.device)
+    stream = pairs <= 8 * weights.num_slots
+    gated = Gated(activation, up, inner if len(weights.gate_up) == 1 else 0)
+    gemm(x, gate, middle, routing(top_k), tiling.gate_up, bias=weights.gate_up_bias, gated=gated, stream=stream)
+    splits = tiling.down.splits
+    dtype = x.dtype if splits == 1 else torch.float32
+    outputs = torch.empty(splits, pairs, hidden, dtype=dtype, device=x.device)
+    gemm(middle[0], weights.down, outputs, routing(1), tiling.down, stream=stream)
+    y = torch.empty_like(x)
+    pdl = dependent_launch(x.device)
+    launch(
+        _sum_experts,
+        (tokens * triton.cdiv(hidden, _BLOCK),),
+        outputs, experts, experts if weights.slots is None else weights.slots, route.weights.contiguous(),
+        x if weights.down_bias is None else weights.down_bias, y, pairs,
+        SLOTS=weights.slots is not None, BIAS=weights.down_bias is not None,
+        TOP_K=top_k, SPLITS=splits, HIDDEN=hidden, BLOCK=_BLOCK, PDL=pdl, launch_pdl=pdl,
+    )  # fmt: skip
+    return y
+
+
+def _routing(experts: torch.Tensor, weights: ExpertWeights, tokens: int):
+    """Of the pairs, given how many of them have the same row of x."""
+    pairs = experts.numel()
+    if pairs <= _FEW_PAIRS:
+        mode = "single" if experts.shape[0] == 1 else "group"
+        return lambda share: Routing(mode, pairs, pairs, share, experts, weights.slots)
+    found = align(experts, weights.slots, weights.num_slots, tokens, dependent_launch(experts.device))
+    bound = most_tiles(pairs, weights.num_slots, tokens)
+    return lambda share: Routing(
+        "tiles", pairs, bound, share, sorted_pairs=found.sorted_pairs, tiles=found.tiles
+    )
+
+
+@triton.jit
+def _sum_experts(
+    outputs, experts, slots, weights, bias, y, pairs,
+    SLOTS: tl.constexpr, BIAS: tl.constexpr, TOP_K: tl.constexpr, SPLITS: tl.constexpr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y[t] = sum over k, in its order, of weights[t, k] * (all splits of outputs[t, k] + its expert's bias)."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    BLOCKS: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
+    token = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        pair = token * TOP_K + k
+        slot = tl.load(experts + pair)
+        if SLOTS:
+            slot = tl.load(slots + slot, slot >= 0, -1).to(tl.int64)
+        keep = (at < HIDDEN) & (slot >= 0)
+        value = tl.zeros((BLOCK,), tl.float32)
+        for split in tl.static_range(SPLITS):
+            value += tl.load(outputs + (split * pairs.to(tl.int64) + pair) * HIDDEN + at, keep, 0.0).to(tl.float32)
+        if BIAS:
+            value += tl.load(bias + slot * HIDDEN + at, keep, 0.0).to(tl.float32)
+        total += value * tl.load(weights + pair)
+    tl.store(y + token * HIDDEN + at, total.to(y.dtype.element_ty), at < HIDDEN)

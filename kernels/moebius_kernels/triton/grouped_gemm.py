@@ -1,0 +1,168 @@
+"""The product that experts and dense layers share: rows of x times the matrix that each of them goes to."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moebius_kernels.triton.decode import accumulator_factor, load_tile
+
+
+@triton.jit
+def grouped_gemm(
+    x, y,
+    codes, high, scale, extra, row_scale,
+    up_codes, up_high, up_scale, up_extra, up_row_scale,
+    bias, experts, slots, sorted_pairs, tiles, pairs, rows_of_slot, up_row, y_stride, y_split,
+    N: tl.constexpr, C: tl.constexpr, CODE: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, ROW_SCALE: tl.constexpr, BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
+    ROUTING: tl.constexpr, PAIRS: tl.constexpr, SLOTS: tl.constexpr, PAIRS_OF_X: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
+    SWAP: tl.constexpr, POLICY: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y[pair, n] = x[pair // PAIRS_OF_X] . W[slot of the pair, n] for n < N; bf16, or fp32 if SPLITS > 1.
+
+    A program has a tile of at most TOKENS pairs of one slot, ROWS of the matrix's rows, and one of SPLITS
+    shares of the columns, whose results are `y_split` numbers apart. ROUTING says where tiles come from:
+    "dense" (row i is pair i, one matrix), "single" (a tile a pair), "group" (each program finds those of
+    its pairs that go to the same slot; PAIRS at most), "tiles" (from `align.py`). With an ACTIVATION the
+    matrix has 2 N rows, gate rows in `codes` and up rows in `up_codes` from `up_row` on.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    program = tl.program_id(0)
+    BLOCKS: tl.constexpr = (N + ROWS - 1) // ROWS
+    block = program % BLOCKS
+    split = program // BLOCKS % SPLITS
+    tile = program // (BLOCKS * SPLITS)
+
+    lane = tl.arange(0, TOKENS)
+    slot = tl.zeros((), tl.int64)
+    if ROUTING == "dense":
+        rows = tile * TOKENS + lane
+        rows = tl.where(rows < pairs, rows, -1)
+    elif ROUTING == "tiles":
+        slot = tl.load(tiles + 3 * tile).to(tl.int64)
+        if slot < 0:
+            return
+        at = tl.load(tiles + 3 * tile + 1) + lane
+        rows = tl.load(sorted_pairs + at, at < tl.load(tiles + 3 * tile + 2), -1)
+    else:
+        slot = _slot(experts + tile, slots, SLOTS)
+        if slot < 0:
+            return
+        if ROUTING == "single":
+            rows = tl.where(lane == 0, tile, -1)
+        else:
+            pair = tl.arange(0, PAIRS)
+            expert = tl.load(experts + pair, pair < pairs, -1)
+            same = expert == tl.load(experts + tile)
+            rank = tl.cumsum(same.to(tl.int32), 0) - 1
+            mine = tl.sum(tl.where(pair == tile, rank, 0), 0)
+            # The first of each TOKENS pairs has the tile.
+            if mine % TOKENS != 0:
+                return
+            here = same[None, :] & (rank[None, :] == mine + lane[:, None])
+            rows = tl.max(tl.where(here, pair[None, :], -1), 1)
+
+    real = rows >= 0
+    x_rows = tl.where(real, rows // PAIRS_OF_X, 0).to(tl.int64)
+    n = block * ROWS + tl.arange(0, ROWS)
+    # Rows beyond the last are read as the last, and not stored.
+    m = tl.minimum(n, N - 1)
+    blocks_of_slot = (rows_of_slot + BLOCK_ROWS - 1) // BLOCK_ROWS
+    row = slot * rows_of_slot + m
+    block_row = slot * blocks_of_slot + m // BLOCK_ROWS
+    up = row + up_row
+    up_block_row = slot * blocks_of_slot + (m + up_row) // BLOCK_ROWS
+
+    STEPS: tl.constexpr = (C + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
+    EVEN: tl.constexpr = C == SPLITS * STEPS * COLUMNS
+    begin = split * (STEPS * COLUMNS)
+    if SWAP:
+        gate_sum = tl.zeros((ROWS, TOKENS), tl.float32)
+        up_sum = tl.zeros((ROWS, TOKENS), tl.float32)
+    else:
+        gate_sum = tl.zeros((TOKENS, ROWS), tl.float32)
+        up_sum = tl.zeros((TOKENS, ROWS), tl.float32)
+    for step in range(STEPS):
+        column = begin + step * COLUMNS
+        at = column + tl.arange(0, COLUMNS)
+        x_at = x + (x_rows * C)[:, None] + at[None, :]
+        if EVEN:
+            x_tile = tl.load(x_at, real[:, None], 0.0)
+        else:
+            x_tile = tl.load(x_at, real[:, None] & (at < C)[None, :], 0.0)
+        w = load_tile(
+            codes, high, scale, extra, row, block_row, column,
+            C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY,
+        )  # fmt: skip
+        gate_sum = _dot(x_tile, w, gate_sum, SWAP, ASM)
+        if ACTIVATION != "":
+            w = load_tile(
+                up_codes, up_high, up_scale, up_extra, up, up_block_row, column,
+                C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY,
+            )  # fmt: skip
+            up_sum = _dot(x_tile, w, up_sum, SWAP, ASM)
+
+    FACTOR: tl.constexpr = accumulator_factor(CODE, ASM)
+    GATES: tl.constexpr = 1 if ACTIVATION == "" else 2
+    bias_row = bias + slot * (GATES * N)
+    value = _finish(gate_sum, row_scale, row, bias_row, m, FACTOR, ROW_SCALE, BIAS, SWAP)
+    if ACTIVATION != "":
+        up_value = _finish(up_sum, up_row_scale, up, bias_row + N, m, FACTOR, ROW_SCALE, BIAS, SWAP)
+        value = _activate(value, up_value, ACTIVATION, LIMIT, ALPHA)
+    y += split * y_split
+    y_rows = rows.to(tl.int64) * y_stride
+    if SWAP:
+        keep = (n < N)[:, None] & real[None, :]
+        tl.store(y + y_rows[None, :] + n[:, None], value.to(y.dtype.element_ty), keep)
+    else:
+        keep = (n < N)[None, :] & real[:, None]
+        tl.store(y + y_rows[:, None] + n[None, :], value.to(y.dtype.element_ty), keep)
+
+
+@triton.jit
+def _slot(expert_at, slots, SLOTS: tl.constexpr):
+    """Where the expert is, int64; -1 for none."""
+    expert = tl.load(expert_at)
+    if SLOTS:
+        return tl.load(slots + expert, expert >= 0, -1).to(tl.int64)
+    return expert.to(tl.int64)
+
+
+@triton.jit
+def _dot(x, w, total, SWAP: tl.constexpr, ASM: tl.constexpr):
+    if not ASM:
+        # The interpreter multiplies the bits of bf16 numbers.
+        x, w = x.to(tl.float32), w.to(tl.float32)
+    return tl.dot(w, x.trans(), total) if SWAP else tl.dot(x, w.trans(), total)
+
+
+@triton.jit
+def _finish(
+    total, row_scale, row, bias_row, m,
+    FACTOR: tl.constexpr, ROW_SCALE: tl.constexpr, BIAS: tl.constexpr, SWAP: tl.constexpr,
+):  # fmt: skip
+    AXIS: tl.constexpr = 1 if SWAP else 0
+    if ROW_SCALE:
+        total *= tl.expand_dims(tl.load(row_scale + row) * FACTOR, AXIS)
+    elif FACTOR != 1.0:
+        total *= FACTOR
+    if BIAS:
+        total += tl.expand_dims(tl.load(bias_row + m).to(tl.float32), AXIS)
+    return total
+
+
+@triton.jit
+def _activate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    if ACTIVATION == "silu":
+        return gate * tl.sigmoid(gate) * up
+    if ACTIVATION == "gelu_tanh":
+        # (1 + tanh(z)) / 2 = sigmoid(2 z)
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        return gate * tl.sigmoid(inner) * up
+    gate = tl.minimum(gate, LIMIT)
+    up = tl.maximum(tl.minimum(up, LIMIT), -LIMIT)
+    return gate * tl.sigmoid(ALPHA * gate) * (up + 1)

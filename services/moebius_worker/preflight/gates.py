@@ -1,0 +1,204 @@
+"""The gates that a candidate passes with the arguments of a real call, one after another."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+
+from moebius_kernels.calls import CALLS, copy_tensors, tensors_of
+from moebius_kernels.operations import REFERENCE
+from moebius_kernels.plan import Verdict
+from moebius_kernels.registry import Backend, Query
+from moebius_kernels.router import Route
+from moebius_worker.preflight.compare import difference, limit_of, route_difference
+from moebius_worker.preflight.machine import Machine
+
+# Told before each gate; the first call may have to compile.
+Announce = Callable[[str], None]
+
+
+class _RejectedError(Exception):
+    def __init__(self, gate: str, reason: str) -> None:
+        super().__init__(reason)
+        self.gate, self.reason = gate, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A call as the model makes it, before it was computed, and what came of it by the reference.
+
+    `arguments` by name. `expected`: the result, and the arguments in `Call.written` as they were left.
+    """
+
+    query: Query
+    arguments: Mapping[str, Any]
+    expected: Any
+    written: Mapping[str, Any]
+    # The call's step is to be a CUDA graph.
+    capture: bool
+
+
+def judge(backend: Backend, trial: Trial, machine: Machine, announce: Announce) -> Verdict:
+    """Puts the candidate through the gates. What does not come back from that is the caller's to notice."""
+    error: float | None = None
+    captured = False
+    try:
+        with _gate("compile", announce):
+            run = _Run(backend, trial)
+            with _poisoned_memory():
+                result = run()
+            machine.synchronise()
+        _no_error_left(machine)
+        with _gate("numbers", announce):
+            error = _compare(trial, run, result)
+        timed: Callable[[], Any] = run
+        if trial.capture and machine.captures and backend.capturable:
+            try:
+                with _gate("capture", announce):
+                    timed = _capture(backend, trial, machine)
+                captured = True
+                _no_error_left(machine)
+            except _RejectedError:
+                # Somebody has to compute: what the reference cannot be part of is no graph.
+                if not backend.is_reference:
+                    raise
+                machine.latched_error()
+        with _gate("time", announce):
+            microseconds = machine.microseconds(timed)
+            machine.synchronise()
+        _no_error_left(machine)
+    except _RejectedError as rejected:
+        return Verdict(backend.name, rejected.gate, rejected.reason, error)
+    return Verdict(backend.name, None, None, error, microseconds, captured)
+
+
+class _Run:
+    """The call on its own copies of everything that it reads in rows or writes; weights are shared."""
+
+    def __init__(self, backend: Backend, trial: Trial) -> None:
+        call = CALLS[trial.query.operation]
+        own = {*call.rows, *call.written}
+        self.arguments = {
+            name: copy_tensors(value) if name in own else value for name, value in trial.arguments.items()
+        }
+        self._function = backend.function
+        self._args, self._kwargs = _as_called(trial.query.operation, self.arguments)
+
+    def __call__(self) -> Any:
+        return self._function(*self._args, **self._kwargs)
+
+    def written(self, trial: Trial) -> dict[str, Any]:
+        return {name: self.arguments[name] for name in CALLS[trial.query.operation].written}
+
+
+def _compare(trial: Trial, run: _Run, result: Any) -> float:
+    """The relative error of the result and of what was written."""
+    limit = limit_of(trial.query)
+    if isinstance(trial.expected, Route):
+        first = next(iter(run.arguments.values()))
+        error, wrong = route_difference(result, trial.expected, first)
+    else:
+        error, wrong = difference(result, trial.expected, limit)
+    if wrong is None:
+        left, wrong = difference(run.written(trial), trial.written, limit)
+        error = max(error, left)
+        wrong = wrong and f"in what it writes: {wrong}"
+    if wrong is None and (touched := _touched(trial, run)):
+        wrong = f"it changed {touched}"
+    if wrong is not None:
+        raise _RejectedError("numbers", wrong)
+    return error
+
+
+def _touched(trial: Trial, run: _Run) -> str:
+    """Arguments that it was to leave as they are, and did not."""
+    call = CALLS[trial.query.operation]
+    return ", ".join(
+        name
+        for name in call.rows
+        if name not in call.written
+        and not all(
+            torch.equal(one.nan_to_num(), other.nan_to_num())
+            for one, other in zip(
+                tensors_of(run.arguments[name]), tensors_of(trial.arguments[name]), strict=True
+            )
+        )
+    )
+
+
+def _capture(backend: Backend, trial: Trial, machine: Machine) -> Callable[[], None]:
+    """Captures the call, gives its inputs other contents, and holds the replay against a plain call with
+    those: what was read at the time of the capture shows."""
+    static, plain = _Run(backend, trial), _Run(backend, trial)
+    replay, result = machine.capture(static)
+    _change_rows(trial, plain)
+    for mine, other in zip(tensors_of(static.arguments), tensors_of(plain.arguments), strict=True):
+        mine.copy_(other)
+    replay()
+    machine.synchronise()
+    expected = plain()
+    machine.synchronise()
+    limit = limit_of(trial.query)
+    pairs = [(result, expected), (static.written(trial), plain.written(trial))]
+    for found, wanted in pairs:
+        if isinstance(wanted, Route):
+            found, wanted = (found.weights, found.experts), (wanted.weights, wanted.experts)
+        _, wrong = difference(found, wanted, limit)
+        if wrong is not None:
+            raise _RejectedError("capture", f"its replay differs from a plain call: {wrong}")
+    return replay
+
+
+def _change_rows(trial: Trial, run: _Run) -> None:
+    """Every row gets the one before it, and numbers become smaller: signs, which mean something to some
+    operations, stay, and so do indices."""
+    for name in CALLS[trial.query.operation].rows:
+        for tensor in tensors_of(run.arguments[name]):
+            changed = tensor.roll(1, 0)
+            tensor.copy_(changed * 0.75 if tensor.is_floating_point() else changed)
+
+
+def _as_called(operation: str, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments by name as positional ones and those that have to be named."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, parameter in signature(getattr(REFERENCE, operation)).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            named[name] = arguments[name]
+        else:
+            positional.append(arguments[name])
+    return positional, named
+
+
+@contextmanager
+def _gate(name: str, announce: Announce) -> Iterator[None]:
+    announce(name)
+    try:
+        yield
+    except _RejectedError:
+        raise
+    except Exception as error:
+        message = (str(error).splitlines() or [""])[0]
+        raise _RejectedError(name, f"{type(error).__name__}: {message}") from error
+
+
+def _no_error_left(machine: Machine) -> None:
+    if left := machine.latched_error():
+        raise _RejectedError("latched", f"it left an error behind: {left}")
+
+
+@contextmanager
+def _poisoned_memory() -> Iterator[None]:
+    """Memory that is allocated is full of NaN: what a candidate does not write shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)

@@ -1,0 +1,135 @@
+"""What the gates need of a device: waiting, timing, CUDA graphs, and its error state."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from moebius_kernels.launch import latched_error
+from moebius_kernels.registry import Device
+
+# Calls that are timed: until this much time has passed, at least and at most so many.
+_TIMED_SECONDS = 0.02
+_TIMED_CALLS = range(3, 20)
+
+
+class CaptureError(Exception):
+    """Nothing that a candidate did could be captured, or the capture did not end well."""
+
+
+class Machine(Protocol):
+    # Whether steps of the engine become CUDA graphs here.
+    captures: bool
+
+    def synchronise(self) -> None:
+        """Waits for all work. Raises RuntimeError for work that failed."""
+        ...
+
+    def latched_error(self) -> str | None:
+        """The error state that somebody left, which is cleared if that is possible."""
+        ...
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """What replays `function`, and its result, which each replay writes anew. Raises what it raises."""
+        ...
+
+    def microseconds(self, function: Callable[[], Any]) -> float:
+        """The median of several calls."""
+        ...
+
+    def healthy(self) -> bool:
+        """Whether innocent work still succeeds."""
+        ...
+
+
+class Host:
+    """A CPU."""
+
+    captures = False
+
+    def synchronise(self) -> None:
+        pass
+
+    def latched_error(self) -> str | None:
+        return None
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        raise CaptureError("a CPU has no graphs")
+
+    def microseconds(self, function: Callable[[], Any]) -> float:
+        def once() -> float:
+            started = time.perf_counter()
+            function()
+            return (time.perf_counter() - started) * 1e6
+
+        return _median(once)
+
+    def healthy(self) -> bool:
+        return True
+
+
+class Cuda:
+    """The current CUDA device."""
+
+    captures = True
+
+    def __init__(self) -> None:
+        # One memory pool for all graphs of the preflight: none outlives its candidate.
+        self._stream = torch.cuda.Stream()
+
+    def synchronise(self) -> None:
+        torch.cuda.synchronize()
+
+    def latched_error(self) -> str | None:
+        return latched_error(forget=True)
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            function()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            result = function()
+        return graph.replay, result
+
+    def microseconds(self, function: Callable[[], Any]) -> float:
+        def once() -> float:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            function()
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end) * 1e3
+
+        return _median(once)
+
+    def healthy(self) -> bool:
+        try:
+            ones = torch.ones(32, device="cuda")
+            replay, total = self.capture(lambda: ones * 2)
+            replay()
+            return bool((total == 2).all()) and latched_error() is None
+        except RuntimeError:
+            return False
+
+
+def device_here(kind: str) -> Device:
+    """The device that PyTorch uses now."""
+    if kind != "cuda":
+        return Device(kind, "CPU")
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Device("cuda", properties.name, (properties.major, properties.minor))
+
+
+def _median(once: Callable[[], float]) -> float:
+    once()
+    times: list[float] = []
+    while len(times) < _TIMED_CALLS.start or (
+        sum(times) < _TIMED_SECONDS * 1e6 and len(times) < _TIMED_CALLS.stop
+    ):
+        times.append(once())
+    return statistics.median(times)

@@ -1,0 +1,148 @@
+"""Structured output: every way to ask for it becomes the grammar; what cannot be enforced says where."""
+
+from typing import Any
+
+import openai
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from pydantic import BaseModel
+
+from tests.gateway.api.chatty import ASK, MODEL, SCHEMA, last, says, tools
+from tests.gateway.http_server import Gateway, tokenizer_files
+from tests.tiny import EOS_TOKEN_ID
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+CHAT: dict[str, Any] = {"model": MODEL.id, "messages": ASK}
+CITY = '{"city": "Ulm"}'
+UNIQUE = {"type": "object", "properties": {"a": {"items": {"uniqueItems": True}}}}
+UNTYPED = {"type": "object", "properties": {"a": {"type": "x"}}}
+
+
+def lets_through(grammar: str | None, answer: str) -> bool:
+    tokenizer = LLTokenizer(tokenizer_files()["tokenizer.json"].decode(), eos_token=EOS_TOKEN_ID)
+    assert grammar is not None
+    matcher, ids = LLMatcher(tokenizer, grammar), tokenizer.tokenize_str(answer)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def named(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, **more}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"response_format": named(SCHEMA, strict=True)}, CITY, '{"days": 1}'),
+        ({"response_format": named(SCHEMA)}, '{\n  "city": "Ulm",\n  "days": 3\n}', '{"city": 1}'),
+        ({"response_format": {"type": "json_object"}}, '{"a": [1, null]}', "[1]"),
+        ({"guided_json": SCHEMA}, CITY, "{}"),
+        ({"guided_json": '{"type": "integer"}'}, "17", '"17"'),
+        ({"guided_regex": r"\d{3}/[a-c]"}, "123/b", "12/b"),
+        ({"guided_choice": ["yes", "no", "no/\n"]}, "no/\n", "maybe"),
+        ({"guided_grammar": 'start: "a" b\nb: /[0-9]+/'}, "a12", "a"),
+        ({"guided_grammar": 'root ::= "a" b\nb ::= [0-9]+'}, "a12", "b"),
+        ({"structured_outputs": {"json": SCHEMA}}, CITY, "{}"),
+        ({"structured_outputs": {"json_object": True}}, "{}", "[]"),
+        ({"structured_outputs": {"regex": "a|b"}}, "b", "ab"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "a", "c"),
+        ({"structured_outputs": {"grammar": 'start: "x"'}}, "x", "y"),
+    ],
+)
+async def test_every_way_to_ask(chatty: Gateway, asked: dict[str, Any], good: str, bad: str) -> None:
+    async with chatty.client() as http:
+        assert (await http.post("/v1/chat/completions", json=CHAT | asked)).status_code == 200
+        grammar = last(chatty).grammar
+        for thought in ("", "<think>\nHm\n</think>\n\n"):
+            assert lets_through(grammar, thought + good)
+            assert not lets_through(grammar, thought + bad)
+        plain = {"model": MODEL.id, "prompt": "x"}
+        assert (await http.post("/v1/completions", json=plain | asked)).status_code == 200
+        assert lets_through(last(chatty).grammar, good)
+        assert not lets_through(last(chatty).grammar, bad)
+        assert not lets_through(last(chatty).grammar, f"<think></think>{good}"), "plain text has no format"
+
+
+async def test_without_demands_there_is_no_grammar(chatty: Gateway) -> None:
+    for more in ({}, {"tools": tools()}, {"response_format": {"type": "text"}}):
+        await chatty.openai().chat.completions.create(**CHAT | more)
+        assert last(chatty).grammar is None
+
+
+class City(BaseModel):
+    city: str
+
+
+async def test_clients_parse_what_comes(chatty: Gateway) -> None:
+    says(chatty.backend, f"<think>Hm</think>{CITY}")
+    chat = await chatty.openai().chat.completions.parse(**CHAT, response_format=City)
+    assert chat.choices[0].message.parsed == City(city="Ulm")
+    response = await chatty.openai().responses.parse(model=MODEL.id, input="Hi", text_format=City)
+    assert response.output_parsed == City(city="Ulm")
+    assert lets_through(last(chatty).grammar, CITY)
+
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>'
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+async def test_a_call_that_must_be(chatty: Gateway, choice: Any) -> None:
+    more = [*tools(), *tools(name="other")]
+    await chatty.openai().chat.completions.create(**CHAT, tools=more, tool_choice=choice)
+    grammar = last(chatty).grammar
+    assert lets_through(grammar, CALL)
+    assert lets_through(grammar, CALL + "\n" + CALL)
+    assert not lets_through(grammar, "I look." + CALL)
+    assert not lets_through(grammar, CALL.replace("city", "town"))
+    assert lets_through(grammar, CALL.replace("weather", "other")) is (choice == "required")
+    await chatty.openai().chat.completions.create(
+        **CHAT, tools=more, tool_choice=choice, parallel_tool_calls=False
+    )
+    assert not lets_through(last(chatty).grammar, CALL + CALL)
+
+
+async def test_strict_tools(chatty: Gateway) -> None:
+    await chatty.openai().chat.completions.create(**CHAT, tools=tools(strict=True))
+    grammar = last(chatty).grammar
+    assert lets_through(grammar, "I look.")
+    assert lets_through(grammar, f"I look.\n{CALL}")
+    assert not lets_through(grammar, f"I look.\n{CALL.replace('city', 'town')}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (
+            {
+                "response_format": named(
+                    {"type": "object", "properties": {"a": {"items": {"uniqueItems": True}}}}
+                )
+            },
+            "response_format.json_schema.schema.properties.a.items",
+        ),
+        ({"response_format": named({"anyOf": [{"type": "integer"}, {"type": "int"}]})}, "schema.anyOf[1]"),
+        (
+            {"response_format": named({"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}}})},
+            "response_format.json_schema.schema.$defs.a",
+        ),
+        ({"response_format": named({"$ref": "#/$defs/none"})}, "response_format.json_schema.schema"),
+        ({"extra_body": {"guided_json": {"type": "string", "pattern": "("}}}, "guided_json"),
+        ({"extra_body": {"guided_regex": "(?=a)b"}}, "guided_regex"),
+        ({"extra_body": {"guided_grammar": "start: x"}}, "guided_grammar"),
+        ({"extra_body": {"guided_grammar": "a b c"}}, "guided_grammar"),
+        ({"extra_body": {"guided_choice": ["x" * 300_000]}}, "guided_choice"),
+        (
+            {
+                "tools": tools(parameters=UNTYPED),
+                "tool_choice": "required",
+            },
+            "tools ('weather').properties.a",
+        ),
+    ],
+)
+async def test_what_cannot_be_enforced_is_refused_where_it_stands(
+    chatty: Gateway, asked: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await chatty.openai().chat.completions.create(**CHAT | asked)
+    assert refused.value.param.endswith(param)
+    assert not chatty.backend.generations

@@ -1,0 +1,86 @@
+"""Random matrices in every stored form that the kernels read, with numbers of the size of real weights."""
+
+import torch
+
+from moebius_kernels.formats.dense import Dense
+from moebius_kernels.formats.format import Format, StoredMatrix
+from moebius_kernels.formats.fp8 import Fp8
+from moebius_kernels.formats.int_group import IntGroup
+from moebius_kernels.formats.mxfp4 import Mxfp4
+from moebius_kernels.formats.nvfp4 import Nvfp4
+from moebius_kernels.formats.pack import packed_format
+from moebius_kernels.formats.ggml import Ggml
+from gguf import GGMLQuantizationType as Type
+
+_GGML = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
+FORMATS: dict[str, Format] = {
+    "bf16": Dense(torch.bfloat16),
+    "nvfp4": Nvfp4(),
+    "mxfp4": Mxfp4(),
+    "fp8": Fp8(),
+    "fp8_block": Fp8(128, 128),
+    "fp8_row_groups": Fp8(1, 128),
+    "int4": IntGroup(4, 128, False, torch.bfloat16),
+    "int4_zero": IntGroup(4, 64, True, torch.float16),
+    "int4_row": IntGroup(4, None, False, torch.float16),
+    "int8": IntGroup(8, 128, False, torch.bfloat16),
+    "int8_zero": IntGroup(8, 32, True, torch.float32),
+    **{name.lower(): packed_format(Ggml(Type[name])) for name in _GGML},
+}
+
+
+def random_matrix(format: Format, shape: tuple[int, ...], generator: torch.Generator) -> StoredMatrix:
+    """Of about unit variance over the square root of its columns."""
+    matrix = StoredMatrix.empty(format, shape, generator.device)
+    scale = shape[-1] ** -0.5
+    for name, part in matrix.parts.items():
+        if part.dtype == torch.uint8:
+            part.random_(0, 256, generator=generator)
+        else:
+            part.copy_(_uniform(part.shape, generator))
+        # Mean magnitudes of the codes, roughly: E2M1 2.4, E4M3 below 2^1, integers a quarter of their range.
+    parts = matrix.parts
+    match format:
+        case Dense():
+            parts["data"].copy_(torch.randn(parts["data"].shape, generator=generator, device=generator.device) * scale)
+        case Nvfp4():
+            parts["scale"].copy_(_uniform(parts["scale"].shape, generator) * 100)
+            parts["row_scale"].copy_(_uniform(parts["row_scale"].shape, generator) * scale / 250)
+        case Mxfp4():
+            parts["scale"].random_(118, 122, generator=generator)
+        case Fp8():
+            codes = torch.randn(parts["data"].shape, generator=generator, device=generator.device)
+            parts["data"].copy_(codes.mul_(100).clamp_(-448, 448))
+            parts["scale"].mul_(scale / 100)
+        case IntGroup(bits=bits):
+            parts["scale"].mul_(scale / (1 << bits - 2))
+            if "zero" in parts:
+                middle = 1 << bits - 1
+                parts["zero"].random_(middle - bits, middle + bits, generator=generator)
+        case _:
+            _scale_planes(parts, format, scale, generator)
+    return matrix
+
+
+def _scale_planes(parts: dict[str, torch.Tensor], format: Format, scale: float, generator: torch.Generator) -> None:
+    size = scale / (64 if format.table else 1 << format.low_bits + format.high_bits - 2)
+    half = 1 << format.low_bits + format.high_bits - 1
+    if format.scales == "number":
+        parts["scale"].mul_(size)
+    elif format.scales == "pair":
+        parts["scale"].mul_(size)
+        parts["scale"][..., 1::2] *= -half
+    elif format.scales == "super":
+        parts["scale"].random_(-32, 32, generator=generator)
+        parts["super"].mul_(size / 16)
+    else:
+        # Six bits each, or four.
+        if format.scales == "super_pair":
+            parts["scale"].random_(0, 64, generator=generator)
+        largest = 32 if format.scales == "super_pair" else 8
+        parts["super"].mul_(size / largest)
+        parts["super"][..., 1::2] *= half
+
+
+def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    return torch.empty(shape, device=generator.device).uniform_(0.5, 1.5, generator=generator)

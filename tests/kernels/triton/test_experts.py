@@ -1,0 +1,181 @@
+"""The experts' kernels against the reference, with outputs poisoned by what was in the memory before."""
+
+import pytest
+import torch
+
+from moebius_kernels.activations import GELU_TANH, SILU, ClampedSwiglu
+from moebius_kernels.experts import ExpertWeights
+from moebius_kernels.experts import routed_experts as reference
+from moebius_kernels.formats.dense import Dense, dense
+from moebius_kernels.router import Route, topk_softmax
+from tests.kernels.triton.matrices import FORMATS, random_matrix
+
+triton = pytest.importorskip("triton")
+from moebius_kernels.triton import experts as backend  # noqa: E402
+from moebius_kernels.triton.tiling import ExpertTiling, Tiling  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# The interpreter cuts bf16 numbers off instead of rounding them: at the middle, the outputs and the sum.
+TOLERANCE = 6e-3 if DEVICE.type == "cuda" else 1.5e-2
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch):
+    """Memory that is handed out holds NaN, or the highest integers."""
+
+    def empty(*shape, dtype=torch.float32, device=None):
+        value = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max // 2
+        sizes = shape[0] if isinstance(shape[0], tuple) else shape
+        return torch.full(sizes, value, dtype=dtype, device=device)
+
+    def empty_like(tensor):
+        return empty(*tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    monkeypatch.setattr("moebius_kernels.triton.experts.torch.empty", empty)
+    monkeypatch.setattr("moebius_kernels.triton.experts.torch.empty_like", empty_like)
+
+
+def generator(seed=0):
+    return torch.Generator(DEVICE).manual_seed(seed)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=generator(seed), device=DEVICE)
+
+
+def make(format, num_experts, hidden, inner, **options):
+    gate_up = random_matrix(format, (num_experts, 2 * inner, hidden), generator(1))
+    return ExpertWeights([gate_up], random_matrix(format, (num_experts, hidden, inner), generator(2)), **options)
+
+
+def wide(weights):
+    """The same weights as fp32 numbers."""
+    return ExpertWeights(
+        [dense(matrix.dequantize()) for matrix in weights.gate_up],
+        dense(weights.down.dequantize()),
+        None if weights.gate_up_bias is None else weights.gate_up_bias.float(),
+        None if weights.down_bias is None else weights.down_bias.float(),
+        weights.slots,
+    )
+
+
+def check(y, x, route, weights, activation=SILU):
+    assert y.dtype == x.dtype
+    expected = reference(x.float(), route, wide(weights), activation)
+    assert not y.isnan().any()
+    assert (y.float() - expected).norm() <= TOLERANCE * expected.norm()
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_every_form(format, tokens):
+    weights = make(format, 4, 256, 256)
+    x = draw(tokens, 256, seed=3).bfloat16()
+    route = topk_softmax(draw(tokens, 4, seed=4), 2)
+    check(backend.routed_experts(x, route, weights), x, route, weights)
+
+
+BF16 = Dense(torch.bfloat16)
+TILINGS = [
+    ExpertTiling(Tiling(8, 32, 64), Tiling(8, 32, 64, splits=3)),
+    ExpertTiling(Tiling(16, 32, 128, swap=False), Tiling(16, 64, 32, swap=False)),
+    ExpertTiling(Tiling(64, 32, 32), Tiling(64, 32, 32, splits=2, swap=False)),
+]
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+@pytest.mark.parametrize("tokens", [1, 7, 70])
+def test_every_cut(tokens, tiling):
+    weights = make(BF16, 5, 72, 104)
+    x = draw(tokens, 72, seed=3).bfloat16()
+    route = topk_softmax(draw(tokens, 5, seed=4), 3)
+    check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_block", "int4", "q6_k"])
+def test_ragged_columns(format):
+    """Widths that no tile of columns divides, and fewer scales than a tile of rows has."""
+    form = FORMATS[format]
+    inner = 256 if form.column_block == 256 else 176
+    weights = make(form, 3, 256, inner)
+    x = draw(3, 256, seed=3).bfloat16()
+    route = topk_softmax(draw(3, 3, seed=4), 2)
+    tiling = ExpertTiling(Tiling(8, 64, 128), Tiling(8, 64, 128))
+    check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
+
+
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, ClampedSwiglu()], ids=str)
+def test_activations_and_biases(activation):
+    biases = {"gate_up_bias": draw(4, 128, seed=5).bfloat16(), "down_bias": draw(4, 72, seed=6).bfloat16()}
+    weights = make(BF16, 4, 72, 64, **biases)
+    x = 4 * draw(9, 72, seed=3).bfloat16()
+    route = topk_softmax(draw(9, 4, seed=4), 2)
+    check(backend.routed_experts(x, route, weights, activation), x, route, weights, activation)
+
+
+def test_gate_and_up_apart():
+    matrices = [random_matrix(BF16, (4, 40, 72), generator(seed)) for seed in (1, 2)]
+    weights = ExpertWeights(matrices, random_matrix(BF16, (4, 72, 40), generator(3)))
+    x = draw(5, 72, seed=3).bfloat16()
+    route = topk_softmax(draw(5, 4, seed=4), 2)
+    check(backend.routed_experts(x, route, weights), x, route, weights)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_slots_and_pairs_that_do_not_exist(tokens):
+    """Experts are elsewhere than their numbers say; of some pairs, and of some tokens, there is none."""
+    full = make(BF16, 6, 72, 40)
+    held = [4, 1, 2]
+    weights = ExpertWeights(
+        [dense(full.gate_up[0].parts["data"][held])],
+        dense(full.down.parts["data"][held]),
+        slots=torch.full((6,), -1, device=DEVICE),
+    )
+    weights.slots[held] = torch.arange(3, device=DEVICE)
+    x = draw(tokens, 72, seed=3).bfloat16()
+    chosen = topk_softmax(draw(tokens, 3, seed=4), 2)
+    experts = torch.tensor(held, device=DEVICE)[chosen.experts]
+    missing = draw(tokens, 2, seed=5) > 0.6
+    missing[-1] = tokens > 1
+    y = backend.routed_experts(x, Route(chosen.weights, experts.masked_fill(missing, -1)), weights)
+    check(y, x, Route(chosen.weights.masked_fill(missing, 0), experts), weights)
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (3, 3), (24, 16), (1024, 2), (130, 4)])
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_numbers_of_experts(num_experts, top_k, tokens):
+    weights = make(BF16, num_experts, 32, 16)
+    x = draw(tokens, 32, seed=3).bfloat16()
+    route = topk_softmax(draw(tokens, num_experts, seed=4), top_k)
+    check(backend.routed_experts(x, route, weights), x, route, weights)
+
+
+@pytest.mark.parametrize("tokens", [6, 150])
+def test_all_tokens_on_one_expert(tokens):
+    weights = make(BF16, 8, 32, 16)
+    for matrix in (weights.gate_up[0], weights.down):
+        matrix.parts["data"][[0, 1, 2, 4, 5, 6, 7]] = float("nan")
+    x = draw(tokens, 32, seed=3).bfloat16()
+    route = Route(torch.ones(tokens, 1, device=DEVICE), torch.full((tokens, 1), 3, device=DEVICE))
+    y = backend.routed_experts(x, route, weights)
+    one = ExpertWeights([dense(weights.gate_up[0].parts["data"][3:4])], dense(weights.down.parts["data"][3:4]))
+    check(y, x, Route(route.weights, route.experts * 0), one)
+
+
+def test_no_tokens():
+    weights = make(BF16, 2, 32, 16)
+    x = draw(0, 32).bfloat16()
+    y = backend.routed_experts(x, topk_softmax(draw(0, 2), 1), weights)
+    assert y.shape == (0, 32)
+
+
+def test_a_faulty_token_stays_alone():
+    weights = make(BF16, 4, 72, 40)
+    x = draw(6, 72, seed=2).bfloat16()
+    route = topk_softmax(draw(6, 4, seed=3), 2)
+    expected = backend.routed_experts(x, route, weights)
+    x[2] = float("nan")
+    y = backend.routed_experts(x, route, weights)
+    assert y.isnan().all(dim=-1).tolist() == [row == 2 for row in range(6)]
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(y[others], expected[others])

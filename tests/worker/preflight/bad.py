@@ -1,0 +1,212 @@
+"""A model of three operations, and backends that each fail at one gate, for the sacrificial process too."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from moebius_kernels.activations import SILU, Activation
+from moebius_kernels.formats.dense import dense
+from moebius_kernels.operations import REFERENCE, Operations
+from moebius_kernels.registry import Backend, Device, Query, Registry, references
+from moebius_worker.preflight.machine import Host
+from moebius_worker.preflight.subject import ProbeStep
+
+SIZE = 16
+
+
+class SimulatedCuda(Host):
+    """A CPU with what CUDA has besides: captures, in which some things fail, and an error state."""
+
+    captures = True
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.error: str | None = None
+
+    def latched_error(self) -> str | None:
+        error, self.error = self.error, None
+        return error
+
+    def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        self.capturing = True
+        try:
+            result = function()
+        finally:
+            self.capturing = False
+
+        def replay() -> None:
+            result.copy_(function())
+
+        return replay, result
+
+    def healthy(self) -> bool:
+        return self.error is None
+
+
+MACHINE = SimulatedCuda()
+
+
+class Tiny:
+    """gate_up, activation, norm."""
+
+    machine = MACHINE
+    device = Device("cpu", "a simulated GPU")
+
+    def __init__(self, size: int = SIZE) -> None:
+        torch.manual_seed(0)
+        self.size = size
+        self.weight = (dense(torch.randn(2 * size, size)),)
+        self.norm = torch.rand(size) + 0.5
+        self.ops = REFERENCE
+
+    def bind(self, operations: Operations) -> None:
+        self.ops = operations
+
+    def run(self, step: ProbeStep) -> None:
+        x = torch.randn(step.tokens, self.size, generator=torch.Generator().manual_seed(step.tokens))
+        hidden = self.ops.gated(self.ops.linear(x, self.weight), SILU)
+        self.ops.rms_norm(hidden, self.norm, 1e-6)
+
+
+def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    return REFERENCE.gated(gate_up, activation)
+
+
+def good(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def raises_at_two(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if len(gate_up) >= 2:
+        raise ValueError("no valid tile for M = 2")
+    return good(gate_up, activation)
+
+
+def wrong_numbers(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    return good(gate_up, activation) * 1.05
+
+
+def wrong_row(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    result = good(gate_up, activation)
+    if len(gate_up) == 8:
+        result[3] *= 1.1
+    return result
+
+
+def makes_nan(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    result = good(gate_up, activation)
+    result[-1, -1] = math.nan
+    return result
+
+
+def forgets_a_row(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    result = torch.empty(len(gate_up), gate_up.shape[1] // 2)
+    result[: len(result) - 1] = good(gate_up, activation)[:-1]
+    return result
+
+
+def changes_its_input(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    result = good(gate_up, activation)
+    gate_up.zero_()
+    return result
+
+
+def refuses_capture(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if MACHINE.capturing:
+        raise RuntimeError("operation not permitted when stream is capturing")
+    return good(gate_up, activation)
+
+
+class ReadsAtCapture:
+    """Bakes what it saw at its capture into every replay."""
+
+    def __init__(self) -> None:
+        self.seen: torch.Tensor | None = None
+
+    def __call__(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        if MACHINE.capturing:
+            self.seen = good(gate_up, activation)
+            return self.seen
+        seen, self.seen = self.seen, None
+        return good(gate_up, activation) if seen is None else seen.clone()
+
+
+def leaves_an_error(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    MACHINE.error = "invalid argument"
+    return good(gate_up, activation)
+
+
+def hangs(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    time.sleep(1000)
+    return good(gate_up, activation)
+
+
+def exits(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    os._exit(0)
+
+
+def illegal_access(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if len(gate_up) >= 4:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(1000)
+    return good(gate_up, activation)
+
+
+def slow(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    time.sleep(0.002)
+    return good(gate_up, activation)
+
+
+def no_more_than_four(query: Query) -> str | None:
+    return "has no tile for more than 4 tokens" if query.tokens.last > 4 else None
+
+
+def _candidate(function: Callable[..., Any], **changes: Any) -> Backend:
+    name = getattr(function, "__name__", type(function).__name__)
+    return Backend("gated", name, function, **{"devices": ("cpu",), **changes})
+
+
+CANDIDATES = {
+    one.name: one
+    for one in (
+        _candidate(good),
+        _candidate(slow),
+        _candidate(raises_at_two),
+        _candidate(wrong_numbers),
+        _candidate(wrong_row),
+        _candidate(makes_nan),
+        _candidate(forgets_a_row),
+        _candidate(changes_its_input),
+        _candidate(refuses_capture),
+        _candidate(ReadsAtCapture()),
+        _candidate(leaves_an_error),
+        _candidate(hangs),
+        _candidate(exits),
+        _candidate(illegal_access),
+        Backend("gated", "wrong_architecture", good, architectures=frozenset({(9, 0)})),
+        Backend("gated", "small_tiles", good, devices=("cpu",), admits=no_more_than_four),
+    )
+}
+
+
+def registry(*names: str) -> Registry:
+    return Registry((*references(), *(CANDIDATES[name] for name in names)), {})
+
+
+# What a sacrificial process is told to examine.
+everything = partial(registry, *CANDIDATES)
+only_good = partial(registry, "good")
+
+
+class Fails(Tiny):
+    """A model that cannot be computed, whatever the candidates do."""
+
+    def run(self, step: ProbeStep) -> None:
+        os._exit(3)

@@ -1,0 +1,184 @@
+"""Each gate holds one bad candidate back, with a reason that says why; what is right passes all."""
+
+import pytest
+
+from moebius_kernels.dispatch import bind
+from moebius_kernels.plan import Plan, Verdict, token_ranges
+from moebius_worker.preflight.draw import draw_plan
+from moebius_worker.preflight.probe import Probe
+from moebius_worker.preflight.report import Begun, Judged, Message, Site, decode, encode
+from moebius_worker.preflight.subject import ProbeStep, counts_of, steps_for
+from tests.worker.preflight import bad
+
+RANGES = token_ranges(8)
+STEPS = steps_for(RANGES, max_running=8, max_step_tokens=8)
+
+
+def _examine(*names: str, capture_tokens: int = 8, **options) -> tuple[Plan, list[Message]]:
+    """The preflight in this process: none of these candidates takes it down."""
+    subject = bad.Tiny()
+    messages: list[Message] = []
+    probe = Probe(
+        bad.registry(*names),
+        RANGES,
+        subject.device,
+        subject.machine,
+        messages.append,
+        capture_tokens=capture_tokens,
+        **options,
+    )
+    subject.bind(probe.operations())
+    for step in STEPS:
+        probe.kind = step.kind
+        subject.run(step)
+    verdicts = {(one.site, one.verdict.backend): one.verdict for one in messages if isinstance(one, Judged)}
+    return draw_plan(verdicts, RANGES, capture_tokens=capture_tokens, identity={}), messages
+
+
+def _verdicts(plan: Plan, backend: str) -> dict[str, Verdict]:
+    """By range."""
+    return {
+        str(choice.tokens): verdict
+        for choice in plan.choices
+        for verdict in choice.verdicts
+        if choice.operation == "gated" and verdict.backend == backend
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "gate", "reason", "passes"),
+    [
+        ("wrong_architecture", "admission", "runs on cuda, not on cpu", []),
+        ("small_tiles", "admission", "no tile for more than 4", ["1", "2", "3-4"]),
+        ("raises_at_two", "compile", "ValueError: no valid tile for M = 2", ["1"]),
+        ("wrong_numbers", "numbers", "relative error 5.0e-02, allowed 1e-03", []),
+        ("wrong_row", "numbers", "relative error", ["1", "2", "3-4"]),
+        ("makes_nan", "numbers", "1 of ", []),
+        ("forgets_a_row", "numbers", "16 of ", []),
+        ("changes_its_input", "numbers", "it changed gate_up", []),
+        ("refuses_capture", "capture", "not permitted when stream is capturing", []),
+        ("ReadsAtCapture", "capture", "its replay differs from a plain call", []),
+        ("leaves_an_error", "latched", "it left an error behind: invalid argument", []),
+    ],
+)
+def test_a_gate_holds_back_what_it_is_for(name: str, gate: str, reason: str, passes: list[str]) -> None:
+    plan, _ = _examine(name, "slow")
+    verdicts = _verdicts(plan, name)
+    assert [tokens for tokens, verdict in verdicts.items() if verdict.rejected is None] == passes
+    for verdict in verdicts.values():
+        if verdict.rejected:
+            assert verdict.rejected == gate
+            assert reason in (verdict.reason or "")
+    # Its neighbours are judged all the same, and something computes.
+    assert all(verdict.rejected is None for verdict in _verdicts(plan, "slow").values())
+    assert all(choice.backend != name or str(choice.tokens) in passes for choice in plan.choices)
+
+
+def test_what_is_right_passes_and_the_fastest_is_chosen() -> None:
+    plan, _ = _examine("good", "slow")
+    verdicts = _verdicts(plan, "good")
+    assert list(verdicts) == [str(one) for one in RANGES]
+    for verdict in verdicts.values():
+        assert verdict.rejected is None
+        assert verdict.error is not None
+        assert verdict.error < 1e-5
+        assert verdict.captured
+    assert {choice.operation for choice in plan.choices} == {"linear", "gated", "rms_norm"}
+    assert all(choice.backend != "slow" for choice in plan.choices)
+    assert plan.capturable(8)
+    assert not plan.rejections
+    # The plan works.
+    subject = bad.Tiny()
+    subject.bind(bind(plan, bad.registry("good", "slow")))
+    subject.run(ProbeStep("prefill", 5))
+
+
+def test_only_what_will_be_captured_has_to_be() -> None:
+    plan, _ = _examine("refuses_capture", capture_tokens=2)
+    verdicts = _verdicts(plan, "refuses_capture")
+    rejected = {tokens: verdict.rejected for tokens, verdict in verdicts.items()}
+    assert rejected == {"1": "capture", "2": "capture", "3-4": None, "5-8": None}
+    assert not any(verdict.captured for verdict in verdicts.values())
+
+
+def test_every_gate_is_announced_with_its_patience_and_every_announcement_is_answered() -> None:
+    _, messages = _examine("good", "wrong_numbers")
+    trying: list[str] = []
+    for message in messages:
+        match message:
+            case Begun(backend=backend, gate=gate, seconds=seconds):
+                assert not trying or trying[-1] == backend
+                trying.append(backend)
+                assert seconds == (60.0 if gate == "compile" else 20.0)
+            case Judged(verdict=verdict):
+                assert set(trying) == {verdict.backend}
+                trying.clear()
+    assert not trying
+
+
+def test_what_is_known_is_not_tried_again_and_a_crash_speaks_for_larger_counts() -> None:
+    _, messages = _examine("slow")
+    known = {(one.site, one.verdict.backend): one.verdict for one in messages if isinstance(one, Judged)}
+    _, again = _examine("slow", known=known)
+    assert again == []
+    at_two = next(site for site, backend in known if backend == "slow" and site.tokens == 2)
+    crash = {(at_two, "slow"): Verdict("slow", "crash", "the process was killed by SIGSEGV")}
+    _, again = _examine("slow", known={**known, **crash})
+    assert again == []
+    _, again = _examine("slow", known=crash)
+    later = {
+        one.site.tokens: one.verdict
+        for one in again
+        if isinstance(one, Judged) and one.verdict.backend == "slow" and one.site.tokens > 2
+    }
+    assert list(later) == [3, 4, 5, 8]
+    for verdict in later.values():
+        assert verdict.rejected == "crash"
+        assert verdict.reason == "at 2 tokens, the process was killed by SIGSEGV"
+
+
+def test_a_process_whose_device_is_lost_is_given_up() -> None:
+    class LostError(Exception):
+        pass
+
+    def give_up():
+        raise LostError
+
+    bad.MACHINE.healthy = lambda: False
+    try:
+        with pytest.raises(LostError):
+            _examine("raises_at_two", give_up=give_up)
+    finally:
+        del bad.MACHINE.healthy
+
+
+def test_counts_and_steps_cover_what_the_model_will_meet() -> None:
+    assert [counts_of(one) for one in token_ranges(40)] == [
+        (1,),
+        (2,),
+        (3, 4),
+        (5, 8),
+        (9, 16),
+        (17, 32),
+        (33, 40),
+    ]
+    steps = steps_for(token_ranges(16), max_running=4, max_step_tokens=16)
+    assert [one.tokens for one in steps if one.kind == "decode"] == [1, 2, 3, 4]
+    assert [one.tokens for one in steps if one.kind == "prefill"] == [2, 3, 4, 5, 8, 9, 16]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Begun(Site("linear", "a key", 3, "decode"), "fast", "numbers", 2.0),
+        Judged(Site("linear", "a key", 3), Verdict("fast", "numbers", "wrong", 0.5)),
+    ],
+)
+def test_reports_survive_the_pipe(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b'["Begun", {}]', b'["Nothing", {}]', b"3"])
+def test_what_is_no_report_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode(line)

@@ -1,0 +1,100 @@
+"""Sacrificial processes: what takes one down costs a candidate and nothing else."""
+
+import time
+
+import pytest
+
+from moebius_kernels.plan import Plan, token_ranges
+from moebius_worker.preflight import run
+from moebius_worker.preflight.probe import Patience
+from moebius_worker.preflight.run import Examination, PreflightError, preflight
+from moebius_worker.preflight.subject import ProbeStep, steps_for
+
+BAD = "tests.worker.preflight.bad"
+RANGES = token_ranges(4)
+STEPS = steps_for(RANGES, max_running=4, max_step_tokens=4)
+
+
+def _examination(registry: str, **changes) -> Examination:
+    return Examination(
+        **{
+            "subject": f"{BAD}:Tiny",
+            "options": {"size": 16},
+            "registry": f"{BAD}:{registry}",
+            "ranges": RANGES,
+            "steps": STEPS,
+            "capture_tokens": 4,
+            "patience": Patience(compile=3.0, run=3.0),
+            **changes,
+        }
+    )
+
+
+def _outcome(plan: Plan, backend: str) -> dict[str, tuple[str | None, str]]:
+    return {
+        str(choice.tokens): (verdict.rejected, verdict.reason or "")
+        for choice in plan.choices
+        for verdict in choice.verdicts
+        if verdict.backend == backend
+    }
+
+
+def test_what_takes_the_process_down_costs_a_candidate_and_nothing_else() -> None:
+    seen: list[str] = []
+    plan = preflight(_examination("everything"), {"gpu": "none"}, lambda *progress: seen.append(progress[0]))
+    # An illegal access from 4 tokens on; what was shown before it counts.
+    crashed = _outcome(plan, "illegal_access")
+    assert crashed["1"][0] is crashed["2"][0] is None
+    assert crashed["3-4"][0] == "crash"
+    assert "was killed by SIGSEGV at the gate compile" in crashed["3-4"][1]
+    # Hanging, or compiling longer than anybody waits.
+    assert all(
+        rejected == "crash" and "took more than 3 s at the gate compile" in reason
+        for rejected, reason in _outcome(plan, "hangs").values()
+    )
+    assert all(
+        rejected == "crash" and "exited with status 0" in reason
+        for rejected, reason in _outcome(plan, "exits").values()
+    )
+    # All others were judged as if nothing had happened.
+    assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
+    assert {rejected for rejected, _ in _outcome(plan, "wrong_numbers").values()} == {"numbers"}
+    assert {rejected for rejected, _ in _outcome(plan, "leaves_an_error").values()} == {"latched"}
+    assert {choice.operation for choice in plan.choices} == {"linear", "gated", "rms_norm"}
+    assert {choice.backend for choice in plan.choices if choice.operation == "gated"} <= {
+        "reference",
+        "good",
+        "small_tiles",
+        "raises_at_two",
+        "illegal_access",
+    }
+    assert plan.identity == {"gpu": "none"}
+    assert any("gated:good" in phase for phase in seen)
+
+
+def test_excluded_backends_are_not_tried() -> None:
+    plan = preflight(_examination("everything", excluded=_dangerous()), {})
+    assert not _outcome(plan, "hangs")
+    assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
+
+
+def _dangerous() -> tuple[str, ...]:
+    return ("gated:hangs", "gated:exits", "gated:illegal_access")
+
+
+def test_a_model_that_cannot_be_computed_is_told_from_bad_candidates() -> None:
+    with pytest.raises(PreflightError, match=r"decode step of 1 tokens.*exited with status 3"):
+        preflight(_examination("only_good", subject=f"{BAD}:Fails"), {})
+
+
+def test_a_process_that_says_nothing_is_given_up(monkeypatch) -> None:
+    monkeypatch.setattr(run, "SILENCE_SECONDS", 0.01)
+    started = time.monotonic()
+    with pytest.raises(PreflightError, match="said nothing for 0 s"):
+        preflight(_examination("only_good"), {})
+    assert time.monotonic() - started < 30
+
+
+def test_without_steps_there_is_nothing_to_do() -> None:
+    assert preflight(_examination("only_good", steps=()), {}) == Plan()
+    assert ProbeStep("decode", 1) in STEPS
