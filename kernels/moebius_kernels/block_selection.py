@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from moebius_kernels.attention_plan import AttentionPlan, Chunk, DecodeGroup, additive_mask
+from moebius_kernels.device_plan import DeviceAttentionPlan
 from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.paged_attention import MAX_SCORES
 
@@ -14,7 +15,7 @@ def select_blocks(
     q: torch.Tensor,
     positions: torch.Tensor,
     index_pages: KvPages,
-    plan: AttentionPlan,
+    plan: AttentionPlan | DeviceAttentionPlan,
     *,
     block: int,
     top: int,
@@ -50,6 +51,8 @@ def select_blocks(
         mask = selected(torch.arange(chunk.first_row, chunk.last_row, device=q.device), keys)
         return chunk if mask is None else replace(chunk, mask=mask)
 
+    if isinstance(plan, DeviceAttentionPlan):
+        plan = plan.expanded(q.dtype)
     return replace(
         plan,
         decodes=tuple(decode(group) for group in plan.decodes),

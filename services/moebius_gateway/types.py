@@ -103,12 +103,22 @@ class ModelInfo:
 class GenerationError(Exception):
     """A generation ended without a finish reason.
 
-    `retryable`: the client may send it again, after `retry_after` seconds.
+    `retryable`: the client may send it again, after `retry_after` seconds. `code`: a narrower name than the
+    reason's, for clients.
     """
 
-    def __init__(self, reason: Reason, message: str, *, retryable: bool, retry_after: float = 0.0) -> None:
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        retryable: bool,
+        retry_after: float = 0.0,
+        code: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retryable = retryable
         self.retry_after = retry_after
+        self.code = code

@@ -68,3 +68,16 @@ async def test_a_body_that_never_comes_is_not_waited_for(monkeypatch: pytest.Mon
     with pytest.raises(ApiError) as refused:
         await parse(request(b'{"te', {}), Body)
     assert (refused.value.status, refused.value.code) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: {"text": inner}, lambda inner: [inner]])
+async def test_what_is_nested_too_deep_is_refused_and_what_is_wide_is_not(wrap: Any) -> None:
+    deep: Any = "x"
+    for _ in range(150):
+        deep = wrap(deep)
+    with pytest.raises(ApiError, match="nested deeper") as refused:
+        await parse(request(orjson.dumps({"text": deep})), Body)
+    assert refused.value.status == 400
+    with pytest.raises(ApiError) as refused:
+        await parse(request(orjson.dumps({"text": [[]] * 1000})), Body)
+    assert refused.value.param == "text"

@@ -20,8 +20,17 @@ def died(in_step: bool | None = True, worker: str = "a", incarnation: str = "a-1
 
 def test_a_first_attempt_is_the_generation() -> None:
     wanted = generation((5, 6), max_tokens=9, stop=(2,))
-    submission = Record(wanted, MODEL).submit(41, 0.0)
-    assert submission == Submission(41, wanted.request_id, (5, 6), 0, wanted.sampling, 9, 0, (2,), False)
+    submission = Record(wanted, MODEL).submit(41, wanted.deadline - 3)
+    assert submission == Submission(
+        41, wanted.request_id, (5, 6), 0, wanted.sampling, 9, 0, (2,), False, deadline_ms=3000
+    )
+
+
+def test_what_a_worker_began_is_not_given_up_by_the_next_for_having_waited() -> None:
+    record = Record(generation(), MODEL)
+    assert record.submit(1, 0.0).deadline_ms > 0
+    record.note(Failure("a", "1", Reason.ENGINE_DEAD, "why"), 0.0)
+    assert record.submit(2, 0.0).deadline_ms == 0
 
 
 def test_a_later_attempt_continues_after_what_was_delivered() -> None:

@@ -153,12 +153,12 @@ async def test_a_change_of_state_is_seen_at_once(state: int, seen: WorkerState) 
 
 async def test_a_new_incarnation_starts_with_a_clean_slate() -> None:
     async with cluster(1) as it:
-        link = it.gateway._links[f"127.0.0.1:{it.ports[0]}"]
+        known, blocks = it.gateway._prefixes, prefix_blocks(LONG, "standin")
         await consume(it.gateway, generation(LONG))
-        assert link.prefixes.match(prefix_blocks(LONG)) == len(prefix_blocks(LONG)) > 0
+        assert known.match(blocks) == {f"127.0.0.1:{it.ports[0]}": len(blocks)}
         it.workers[0].restart()
         await until(lambda: it.gateway.workers()[0].incarnation == "w0-2")
-        assert link.prefixes.match(prefix_blocks(LONG)) == 0
+        assert known.match(blocks) == {}
         await until(it.gateway.ready)
 
 

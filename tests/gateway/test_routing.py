@@ -1,7 +1,7 @@
 """Which worker gets a request, and what is remembered to decide it."""
 
 from moebius_gateway.workers.health import FIRST_EJECTION, LONGEST_EJECTION, Health
-from moebius_gateway.workers.routing import BLOCK, MAX_BLOCKS, PrefixMap, pick, prefix_blocks
+from moebius_gateway.workers.routing import BLOCK, MAX_BLOCKS, pick, prefix_blocks
 from moebius_gateway.workers.view import WorkerState, WorkerView
 
 
@@ -26,28 +26,6 @@ def test_blocks_are_whole_and_depend_on_all_before() -> None:
 def test_a_prompt_without_a_whole_block_has_none_and_a_huge_one_few() -> None:
     assert prefix_blocks((1, 2, 3)) == ()
     assert len(prefix_blocks(range(BLOCK * (MAX_BLOCKS + 5)))) == MAX_BLOCKS
-
-
-def test_a_map_matches_the_longest_known_beginning() -> None:
-    known = PrefixMap()
-    tokens = tuple(range(4 * BLOCK))
-    known.learn(prefix_blocks(tokens))
-    assert known.match(prefix_blocks((*tokens, *tokens))) == 4
-    assert known.match(prefix_blocks((*tokens[: 2 * BLOCK], *tokens))) == 2
-    assert known.match(prefix_blocks(tokens[1:])) == 0
-
-
-def test_a_map_is_bounded_and_forgets_the_ends_of_old_prefixes_first() -> None:
-    known = PrefixMap(capacity=6)
-    old, new = prefix_blocks(range(4 * BLOCK)), prefix_blocks(range(1, 4 * BLOCK + 1))
-    known.learn(old)
-    known.learn(new)
-    assert len(known) == 6
-    assert known.match(new) == 4
-    assert known.match(old) == 2
-    for start in range(100):
-        known.learn(prefix_blocks(range(start, start + 4 * BLOCK)))
-    assert len(known) == 6
 
 
 def test_the_least_loaded_is_picked_by_share_of_what_it_can_run() -> None:

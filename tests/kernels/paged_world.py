@@ -17,6 +17,10 @@ MIXED = [(0, 5), (40, 1), (3, 1), (16, 16), (0, 1), (100, 1), (31, 9), (41, 1), 
 class World:
     """Draws requests, and compares paged with naive attention over them."""
 
+    # Subclasses have other implementations.
+    write_kv = staticmethod(write_kv)
+    paged_attention = staticmethod(paged_attention)
+
     def __init__(
         self,
         heads,
@@ -77,7 +81,7 @@ class World:
             pages, k, v = self.request(start + length)
             if start:
                 past = self.plan([Span(0, start, pages)])
-                write_kv(k[:start], None if v is None else v[:start], self.pages, past)
+                self.write_kv(k[:start], None if v is None else v[:start], self.pages, past)
             # A window's layers have no pages before the window.
             gone = 0 if window is None else max(0, start - window + 1) // self.page_size
             q = self.random(length, self.heads, self.pages.key_dim)
@@ -88,9 +92,9 @@ class World:
             values = k[..., : self.pages.value_dim] if v is None else v
             expected.append(naive_attention(q, k, values, start, window, **scores))
         plan = self.plan(spans, window)
-        faults = write_kv(torch.cat(new_k), None if None in new_v else torch.cat(new_v), self.pages, plan)
+        faults = self.write_kv(torch.cat(new_k), None if None in new_v else torch.cat(new_v), self.pages, plan)
         assert not faults.any()
-        got = paged_attention(torch.cat(queries), self.pages, plan, **scores)
+        got = self.paged_attention(torch.cat(queries), self.pages, plan, **scores)
         assert got.dtype == self.dtype
         return plan, got.double(), torch.cat(expected)
 

@@ -55,6 +55,21 @@ def test_mixed_batch(taps, activation, with_bias):
     assert torch.equal(states[[4, 6]], before[[4, 6]])
 
 
+@pytest.mark.parametrize("dilation", [2, 3])
+def test_dilation_is_a_kernel_with_zeros_between_its_taps(dilation):
+    lengths, slots = [1, 5, 40, 1], [8, 0, 1, 5]
+    x, weight = draw(sum(lengths), CHANNELS), draw(CHANNELS, 4, seed=1)
+    spread = torch.zeros(CHANNELS, 3 * dilation + 1, device=DEVICE)
+    spread[:, ::dilation] = weight
+    states = draw(SLOTS, CHANNELS, 3 * dilation, seed=3)
+    states_of_spread = states.clone()
+    for _ in range(2):
+        got = causal_conv1d(x, weight, None, states, plan(lengths, slots), "silu", dilation=dilation)
+        expected = causal_conv1d(x, spread, None, states_of_spread, plan(lengths, slots), "silu")
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+    assert torch.equal(states, states_of_spread)
+
+
 @pytest.mark.parametrize("pieces", [[1] * 9, [2, 1, 7, 1], [5, 6]])
 def test_pieces_equal_transformers_whole(pieces):
     x, weight = draw(sum(pieces), CHANNELS), draw(CHANNELS, 4, seed=1)

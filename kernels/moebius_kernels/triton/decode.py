@@ -8,6 +8,7 @@ ASM: with the instructions of `decode_asm.py`, else in plain Triton, as its inte
 import triton
 import triton.language as tl
 
+from moebius_kernels.formats.ggml_blocks import IQ4_NL
 from moebius_kernels.triton import decode_asm
 
 # Bits of a code: in its low plane, in its high one. Codes of 8 bits are read four a word, others eight.
@@ -26,6 +27,7 @@ _BITS = {
 # E4M3's exponent bias, in bf16's.
 _E4M3_FACTOR = tl.constexpr(2.0**120)
 _SUPER = tl.constexpr(256)
+_BOTH_BF16 = tl.constexpr(decode_asm.BOTH_BF16)
 
 
 @triton.constexpr_function
@@ -54,25 +56,39 @@ def is_affine(scales: str) -> bool:
     return scales in ("zero", "pair", "super_pair", "super_nibble")
 
 
+def _assemblies() -> dict[tuple[str, bool], str]:
+    special = {
+        "nvfp4": decode_asm.e2m1_codes("e4m3"),
+        "mxfp4": decode_asm.e2m1_codes("e8m0"),
+        "iq4_nl": decode_asm.iq4_nl_codes(),
+        "e4m3": decode_asm.e4m3_codes(),
+    }
+    found = {(code, False): text for code, text in special.items()}
+    for affine in (False, True):
+        found["int8", affine] = decode_asm.byte_codes(affine)
+        for code, (low, high) in _BITS.items():
+            if code not in special and code != "int8":
+                found[code, affine] = decode_asm.int_codes(low, high, affine)
+    return found
+
+
+# By code, and whether there are offsets.
+_ASSEMBLY = _assemblies()
+
+
 @triton.constexpr_function
 def _assembly(code: str, affine: bool) -> str:
-    match code:
-        case "nvfp4":
-            return decode_asm.e2m1_codes("e4m3")
-        case "mxfp4":
-            return decode_asm.e2m1_codes("e8m0")
-        case "iq4_nl":
-            return decode_asm.iq4_nl_codes()
-        case "int8":
-            return decode_asm.byte_codes(affine)
-        case "e4m3":
-            return decode_asm.e4m3_codes()
-    return decode_asm.int_codes(*_BITS[code], affine)
+    return _ASSEMBLY[code, affine]
 
 
 @triton.constexpr_function
 def _constraints(outputs: int, inputs: int) -> str:
     return ",".join(["=h"] * outputs + ["r"] * inputs)
+
+
+@triton.constexpr_function
+def _table(entry: int) -> int:
+    return IQ4_NL[entry]
 
 
 @triton.jit
@@ -81,30 +97,29 @@ def load_tile(
     C: tl.constexpr, EVEN: tl.constexpr, CODE: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
-    """bf16 [ROWS, COLUMNS] of the matrix's rows `row` int64 [ROWS] from `column` on; 0 beyond column C.
+    """bf16 (fp32 without ASM) [ROWS, COLUMNS] of the matrix's rows `row` int64 [ROWS] from `column` on; 0 beyond column C.
 
     `block_row` int64 [ROWS]: the rows of the scales, where rows share them. EVEN: no tile goes beyond C.
     """
     if CODE == "bf16":
-        at = column + tl.arange(0, COLUMNS)
-        pointers = codes + (row * C)[:, None] + at[None, :]
-        if EVEN:
-            return tl.load(pointers, eviction_policy=POLICY)
-        return tl.load(pointers, (at < C)[None, :], 0.0, eviction_policy=POLICY)
-    PER: tl.constexpr = 4 if low_bits(CODE) == 8 else 8
-    low = _load(codes, row, column // PER, C // PER, COLUMNS // PER, EVEN, POLICY)
-    low = low.to(tl.int32)
-    if low_bits(CODE) == 2:
-        low = low & 0xFFFF
-    if high_bits(CODE) > 0:
-        upper = _load(high, row, column // PER, C // PER, COLUMNS // PER, EVEN, POLICY)
-        upper = upper.to(tl.int32) & ((1 << 8 * high_bits(CODE)) - 1)
+        tile = _load(codes, row, column, C, COLUMNS, EVEN, POLICY)
     else:
-        upper = low
-    factor, offset = _factors(scale, extra, row, block_row, column, C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS)
-    if ASM:
-        return _assembled(low, upper, factor, offset, CODE, is_affine(SCALES), ROWS, COLUMNS)
-    return _plain(low, upper, factor, offset, CODE, SCALES, ROWS, COLUMNS)
+        PER: tl.constexpr = 4 if low_bits(CODE) == 8 else 8
+        low = _load(codes, row, column // PER, C // PER, COLUMNS // PER, EVEN, POLICY).to(tl.int32)
+        if low_bits(CODE) == 2:
+            low = low & 0xFFFF
+        high_word = low
+        if high_bits(CODE) > 0:
+            high_word = _load(high, row, column // PER, C // PER, COLUMNS // PER, EVEN, POLICY).to(tl.int32)
+            high_word = high_word & ((1 << 8 * high_bits(CODE)) - 1)
+        factor, offset = _factors(
+            scale, extra, row, block_row, column, C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS
+        )
+        if ASM:
+            tile = _assembled(low, high_word, factor, offset, CODE, is_affine(SCALES), ROWS, COLUMNS)
+        else:
+            tile = _plain(low, high_word, factor, offset, CODE, SCALES, ROWS, COLUMNS)
+    return tile
 
 
 @triton.jit
@@ -115,8 +130,10 @@ def _load(
     at = first + tl.arange(0, COUNT)
     pointers = pointer + (row * WIDTH)[:, None] + at[None, :]
     if EVEN:
-        return tl.load(pointers, eviction_policy=POLICY)
-    return tl.load(pointers, (at < WIDTH)[None, :], 0, eviction_policy=POLICY)
+        found = tl.load(pointers, eviction_policy=POLICY)
+    else:
+        found = tl.load(pointers, (at < WIDTH)[None, :], 0, eviction_policy=POLICY)
+    return found
 
 
 @triton.jit
@@ -134,37 +151,44 @@ def _factors(
         return one, one
     GROUPS: tl.constexpr = COLUMNS // GROUP if GROUP < COLUMNS and GROUP < C else 1
     WIDTH: tl.constexpr = (C + GROUP - 1) // GROUP
-    if SCALES == "block":
-        number = _load(scale, block_row, column // GROUP, WIDTH, GROUPS, EVEN, "")
-        return number, number
-    raw = _load(scale, row, column // GROUP, WIDTH, GROUPS, EVEN, "")
-    if SCALES == "byte":
-        byte = raw.to(tl.int32) & 255
-        return byte, byte
     HALF: tl.constexpr = half_range(CODE)
-    if SCALES == "number":
-        number = raw.to(tl.float32)
-        return number, number
-    if SCALES == "zero":
-        number = raw.to(tl.float32)
-        zero = _load(extra, row, column // GROUP, WIDTH, GROUPS, EVEN, "").to(tl.float32)
-        return number, (HALF - zero) * number
-    if SCALES == "pair":
+    at = column // GROUP
+    if SCALES == "none":
+        number = tl.full((ROWS, 1), 1.0, tl.float32)
+        offset = number
+    elif SCALES == "block":
+        number = _load(scale, block_row, at, WIDTH, GROUPS, EVEN, "")
+        offset = number
+    elif SCALES == "byte":
+        number = _load(scale, row, at, WIDTH, GROUPS, EVEN, "").to(tl.int32) & 255
+        offset = number
+    elif SCALES == "number":
+        number = _load(scale, row, at, WIDTH, GROUPS, EVEN, "").to(tl.float32)
+        offset = number
+    elif SCALES == "zero":
+        number = _load(scale, row, at, WIDTH, GROUPS, EVEN, "").to(tl.float32)
+        zero = _load(extra, row, at, WIDTH, GROUPS, EVEN, "").to(tl.float32)
+        offset = (HALF - zero) * number
+    elif SCALES == "pair":
+        raw = _load(scale, row, at, WIDTH, GROUPS, EVEN, "")
         number = _half(raw)
-        return number, _half(raw >> 16) + HALF * number
-    SUPERS: tl.constexpr = COLUMNS // _SUPER if _SUPER < COLUMNS else 1
-    wide = _load(extra, row, column // _SUPER, C // _SUPER, SUPERS, EVEN, "")
-    wide = _spread(wide, ROWS, SUPERS, GROUPS)
-    if SCALES == "super":
-        number = raw.to(tl.float32) * wide
-        return number, number
-    raw = raw.to(tl.int32)
-    if SCALES == "super_pair":
-        factor, minimum = raw & 255, (raw >> 8) & 255
+        offset = _half(raw >> 16) + HALF * number
     else:
-        factor, minimum = raw & 15, (raw >> 4) & 15
-    number = factor.to(tl.float32) * _half(wide)
-    return number, HALF * number - minimum.to(tl.float32) * _half(wide >> 16)
+        raw = _load(scale, row, at, WIDTH, GROUPS, EVEN, "")
+        SUPERS: tl.constexpr = COLUMNS // _SUPER if _SUPER < COLUMNS else 1
+        wide = _load(extra, row, column // _SUPER, C // _SUPER, SUPERS, EVEN, "")
+        wide = _spread(wide, ROWS, SUPERS, GROUPS)
+        if SCALES == "super":
+            number = raw.to(tl.float32) * wide
+            offset = number
+        else:
+            bits = raw.to(tl.int32)
+            PLACE: tl.constexpr = 8 if SCALES == "super_pair" else 4
+            factor = bits & ((1 << PLACE) - 1)
+            minimum = (bits >> PLACE) & ((1 << PLACE) - 1)
+            number = factor.to(tl.float32) * _half(wide)
+            offset = HALF * number - minimum.to(tl.float32) * _half(wide >> 16)
+    return number, offset
 
 
 @triton.jit
@@ -177,15 +201,17 @@ def _half(bits):
 def _spread(values, ROWS: tl.constexpr, HAS: tl.constexpr, WANTED: tl.constexpr):
     """[ROWS, HAS] -> [ROWS, WANTED], each value next to its copies."""
     if HAS == WANTED:
-        return values
-    return tl.broadcast_to(values[:, :, None], (ROWS, HAS, WANTED // HAS)).reshape(ROWS, WANTED)
+        spread = values
+    else:
+        spread = tl.broadcast_to(values[:, :, None], (ROWS, HAS, WANTED // HAS)).reshape(ROWS, WANTED)
+    return spread
 
 
 @triton.jit
-def _words(values, ROWS: tl.constexpr, WANTED: tl.constexpr, FACTOR: tl.constexpr):
+def _words(values, ROWS: tl.constexpr, WANTED: tl.constexpr):
     """fp32 [ROWS, groups] -> int32 [ROWS, WANTED] with the same bf16 in both halves."""
     both = tl.inline_asm_elementwise(
-        decode_asm.BOTH_BF16, "=r,r", [values * FACTOR], dtype=tl.int32, is_pure=True, pack=1
+        _BOTH_BF16, "=r,r", [values], dtype=tl.int32, is_pure=True, pack=1
     )
     return _spread(both, ROWS, values.shape[1], WANTED)
 
@@ -196,32 +222,33 @@ def _assembled(
     CODE: tl.constexpr, AFFINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     asm: tl.constexpr = _assembly(CODE, AFFINE)
-    if low_bits(CODE) == 8:
-        FACTOR: tl.constexpr = _E4M3_FACTOR if CODE == "e4m3" else 1.0
-        s = _words(factor, ROWS, COLUMNS // 4, FACTOR)
-        if AFFINE:
-            args = [low, s, _words(offset, ROWS, COLUMNS // 4, 1.0)]
-        else:
-            args = [low, s]
-        a, b, c, d = tl.inline_asm_elementwise(
-            asm, _constraints(4, len(args)), args, dtype=(tl.bfloat16,) * 4, is_pure=True, pack=1
-        )
-        return tl.join(tl.join(a, c), tl.join(b, d)).reshape(ROWS, COLUMNS)
+    PER: tl.constexpr = 4 if low_bits(CODE) == 8 else 8
     if CODE == "nvfp4" or CODE == "mxfp4":
-        s = _spread(factor, ROWS, factor.shape[1], COLUMNS // 8)
+        s = _spread(factor, ROWS, factor.shape[1], COLUMNS // PER)
     else:
-        s = _words(factor, ROWS, COLUMNS // 8, 1.0)
+        FACTOR: tl.constexpr = _E4M3_FACTOR if CODE == "e4m3" else 1.0
+        s = _words(factor * FACTOR, ROWS, COLUMNS // PER)
+    if high_bits(CODE) > 0:
+        given = (low, high, s)
+    else:
+        given = (low, s)
     if AFFINE:
-        o = _words(offset, ROWS, COLUMNS // 8, 1.0)
-        args = [low, high, s, o] if high_bits(CODE) > 0 else [low, s, o]
+        inputs = given + (_words(offset, ROWS, COLUMNS // PER),)
     else:
-        args = [low, high, s] if high_bits(CODE) > 0 else [low, s]
-    a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-        asm, _constraints(8, len(args)), args, dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1
-    )
-    even = tl.join(tl.join(a, e), tl.join(c, g))
-    odd = tl.join(tl.join(b, f), tl.join(d, h))
-    return tl.join(even, odd).reshape(ROWS, COLUMNS)
+        inputs = given
+    if PER == 4:
+        a, b, c, d = tl.inline_asm_elementwise(
+            asm, _constraints(4, len(inputs)), inputs, dtype=(tl.bfloat16,) * 4, is_pure=True, pack=1
+        )
+        tile = tl.join(tl.join(a, c), tl.join(b, d))
+    else:
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+            asm, _constraints(8, len(inputs)), inputs, dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1
+        )
+        even = tl.join(tl.join(a, e), tl.join(c, g))
+        odd = tl.join(tl.join(b, f), tl.join(d, h))
+        tile = tl.join(even, odd)
+    return tile.reshape(ROWS, COLUMNS)
 
 
 @triton.jit
@@ -248,7 +275,7 @@ def _plain(
     value = number * _spread(factor, ROWS, factor.shape[1], COLUMNS)
     if is_affine(SCALES):
         value += _spread(offset, ROWS, offset.shape[1], COLUMNS)
-    return value.to(tl.bfloat16)
+    return value
 
 
 @triton.jit
@@ -280,12 +307,5 @@ def _e2m1(code):
 def _iq4_nl(code):
     value = tl.where(code == 0, -127, -104)
     for entry in tl.static_range(2, 16):
-        value = tl.where(code == entry, decode_table(entry), value)
+        value = tl.where(code == entry, _table(entry), value)
     return value.to(tl.float32)
-
-
-@triton.constexpr_function
-def decode_table(entry: int) -> int:
-    from moebius_kernels.formats.ggml_blocks import IQ4_NL
-
-    return IQ4_NL[entry]

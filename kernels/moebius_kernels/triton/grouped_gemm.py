@@ -126,10 +126,10 @@ def grouped_gemm(
 @triton.jit
 def _slot(expert_at, slots, SLOTS: tl.constexpr):
     """Where the expert is, int64; -1 for none."""
-    expert = tl.load(expert_at)
+    slot = tl.load(expert_at).to(tl.int64)
     if SLOTS:
-        return tl.load(slots + expert, expert >= 0, -1).to(tl.int64)
-    return expert.to(tl.int64)
+        slot = tl.load(slots + slot, slot >= 0, -1).to(tl.int64)
+    return slot
 
 
 @triton.jit
@@ -137,7 +137,11 @@ def _dot(x, w, total, SWAP: tl.constexpr, ASM: tl.constexpr):
     if not ASM:
         # The interpreter multiplies the bits of bf16 numbers.
         x, w = x.to(tl.float32), w.to(tl.float32)
-    return tl.dot(w, x.trans(), total) if SWAP else tl.dot(x, w.trans(), total)
+    if SWAP:
+        total = tl.dot(w, x.trans(), total)
+    else:
+        total = tl.dot(x, w.trans(), total)
+    return total
 
 
 @triton.jit
@@ -158,11 +162,12 @@ def _finish(
 @triton.jit
 def _activate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
     if ACTIVATION == "silu":
-        return gate * tl.sigmoid(gate) * up
-    if ACTIVATION == "gelu_tanh":
+        inner = gate
+    elif ACTIVATION == "gelu_tanh":
         # (1 + tanh(z)) / 2 = sigmoid(2 z)
         inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-        return gate * tl.sigmoid(inner) * up
-    gate = tl.minimum(gate, LIMIT)
-    up = tl.maximum(tl.minimum(up, LIMIT), -LIMIT)
-    return gate * tl.sigmoid(ALPHA * gate) * (up + 1)
+    else:
+        gate = tl.minimum(gate, LIMIT)
+        inner = ALPHA * gate
+        up = tl.maximum(tl.minimum(up, LIMIT), -LIMIT) + 1
+    return gate * tl.sigmoid(inner) * up

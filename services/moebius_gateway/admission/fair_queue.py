@@ -149,12 +149,14 @@ class FairQueue(Generic[T]):
                     counts[client] = counts.get(client, 0) + len(flow.entries)
         return counts
 
-    def least(self) -> Entry[T] | None:
-        """The one to give up first: the newest of the least urgent class's client that has most waiting."""
-        for ring in reversed(self._rings.values()):
-            if ring.flows:
-                return max(ring.flows.values(), key=lambda flow: len(flow.entries)).entries[-1]
-        return None
+    def least(self) -> tuple[Entry[T], int]:
+        """The one to give up first, and how many its client has in its class; of a queue that is not empty.
+
+        It is the newest of the client that has most waiting in the least urgent class.
+        """
+        ring = next(ring for ring in reversed(self._rings.values()) if ring.flows)
+        flow = max(ring.flows.values(), key=lambda flow: len(flow.entries))
+        return flow.entries[-1], len(flow.entries)
 
     def __iter__(self) -> Iterator[Entry[T]]:
         for ring in self._rings.values():

@@ -22,6 +22,10 @@ class Backend(Protocol):
         """Whether a worker can serve the model (any model) now."""
         ...
 
+    def ready_workers(self, model_id: str) -> Sequence[WorkerView]:
+        """Those that can serve the model now."""
+        ...
+
     def workers(self) -> Sequence[WorkerView]: ...
 
     def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
 """From the bytes of a request to its parameters; every fault is a 400 that names the parameter."""
 
 import asyncio
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -14,6 +14,8 @@ from moebius_gateway.api.interruption import ClientGoneError
 MAX_PARAM = 128
 # Up to so many bytes (some milliseconds) a body is parsed on the event loop.
 INLINE_BYTES = 256 << 10
+# Objects and lists in one another; much deeper ones could not be written again.
+MAX_NESTING = 100
 # A body that takes longer, in seconds, is not on its way any more; it must not hold up a gateway that stops.
 BODY_SECONDS = 30.0
 
@@ -44,11 +46,23 @@ async def _read(request: Request) -> bytes:
 
 def _parse(body: bytes, parameters: type[Parameters]) -> Parameters:
     try:
-        return parameters.model_validate(orjson.loads(body))
+        data = orjson.loads(body)
+        if body.count(b"{") + body.count(b"[") > MAX_NESTING and _nesting(data) > MAX_NESTING:
+            raise invalid(f"the body is nested deeper than {MAX_NESTING}")
+        return parameters.model_validate(data)
     except orjson.JSONDecodeError as error:
         raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from error
     except ValidationError as error:
         raise _refusal(error) from error
+
+
+def _nesting(data: Any) -> int:
+    """How many objects and lists stand in one another."""
+    depth, level = 0, [data]
+    while level := [value for value in level if isinstance(value, dict | list)]:
+        depth += 1
+        level = [inner for value in level for inner in (value.values() if isinstance(value, dict) else value)]
+    return depth
 
 
 def _refusal(error: ValidationError) -> ApiError:

@@ -100,7 +100,8 @@ def of_generation(error: GenerationError) -> ApiError:
     """What a client is told when a generation fails."""
     status, type_ = STATUS[error.reason]
     retry_after = error.retry_after if error.retryable else None
-    return ApiError(status, error.message, type_, code=error.reason.value.lower(), retry_after=retry_after)
+    code = error.code or error.reason.value.lower()
+    return ApiError(status, error.message, type_, code=code, retry_after=retry_after)
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:

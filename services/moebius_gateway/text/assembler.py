@@ -61,7 +61,6 @@ class AnswerAssembler:
         one_call: bool = False,
     ) -> None:
         """Without a parser all text is what the model says. `one_call`: the answer ends after the first."""
-        self._token_bytes = token_bytes
         self._detokenizer = Detokenizer(token_bytes)
         self._parser = parser
         self._stop = StopMatcher(stops)
@@ -81,17 +80,13 @@ class AnswerAssembler:
         events: list[Event] = []
         for i, token_id in enumerate(tokens.token_ids):
             self.generated_tokens += 1
-            if stopped := token_id in self._stop_token_ids:  # though the finish reason may come later
-                # It may be the marker that ends a call; other text of it is not part of the answer.
-                if self._parser is None or not self._token_bytes.is_special(token_id):
-                    break
-            elif tokens.logprobs:
+            if token_id in self._stop_token_ids:  # the end, though the finish reason may come later
+                break
+            if tokens.logprobs:
                 self._waiting.append(TextLogprobs(token_id, self._read, tokens.logprobs[i]))
             if self._take(self._detokenizer.push(token_id), events):
                 return self._deliver(events, FinishReason.STOP, everything=False)
             self.reasoning_tokens += self._reasoning
-            if stopped:
-                break
         if tokens.finish_reason is None:
             return self._deliver(events, None, everything=False)
         ended = self._take(self._detokenizer.flush(), events)

@@ -60,6 +60,7 @@ def of_choice(choices: Sequence[str]) -> Part:
 
 def of_grammar(text: str) -> Part:
     """Of Lark or GBNF, told apart by their look."""
+    _check_length(text)
     try:
         return {"lark_grammar": any_to_lark(text)}
     except Exception as error:  # the converter raises nothing narrower
@@ -85,8 +86,7 @@ def composed(lark: str, parts: Mapping[str, Part]) -> str:
 
 def check(part: Part) -> None:
     """Raises `GrammarError` if the library cannot enforce `part`. Takes milliseconds; more for large ones."""
-    if len(orjson.dumps(part)) > MAX_CHARACTERS:
-        raise GrammarError(f"it is longer than {MAX_CHARACTERS} characters")
+    _check_length(orjson.dumps(part))
     message = fault(orjson.dumps({"grammars": [part]}).decode())
     if message is None:
         return
@@ -105,6 +105,11 @@ def fault(grammar: str) -> str | None:
     """What is wrong with a whole grammar, in the library's words."""
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return messages[0] if failed else None
+
+
+def _check_length(text: str | bytes) -> None:
+    if len(text) > MAX_CHARACTERS:
+        raise GrammarError(f"it is longer than {MAX_CHARACTERS} characters")
 
 
 def _faulty_child(root: Any, schema: Any, looks: Iterator[int]) -> tuple[str, Any, str] | None:

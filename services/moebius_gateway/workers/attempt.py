@@ -14,13 +14,29 @@ class Attempt:
     """What a link received for one handle and nobody has taken yet.
 
     A context manager: leaving it tells the worker to stop unless the handle is dead already.
-    `deadline` is on the clock of time.monotonic().
+    `length`: tokens submitted. `deadline` is on the clock of time.monotonic().
     """
 
-    __slots__ = ("_close", "_deadline", "_event", "_expired", "_failure", "_timer", "_tokens", "handle")
+    __slots__ = (
+        "_close",
+        "_deadline",
+        "_event",
+        "_expired",
+        "_failure",
+        "_timer",
+        "_tokens",
+        "handle",
+        "kv_tokens",
+        "suspect",
+    )
 
-    def __init__(self, handle: int, deadline: float, close: Callable[[int], None]) -> None:
+    def __init__(
+        self, handle: int, length: int, deadline: float, close: Callable[[int], None], *, suspect: bool
+    ) -> None:
         self.handle = handle
+        self.suspect = suspect
+        # What it takes of the worker's KV cache that nobody else has there.
+        self.kv_tokens = length
         self._deadline = deadline
         self._close = close
         self._timer: asyncio.TimerHandle | None = None
@@ -31,6 +47,7 @@ class Attempt:
 
     def push(self, tokens: Tokens) -> None:
         self._tokens.append(tokens)
+        self.kv_tokens += len(tokens.token_ids) - tokens.cached_tokens
         if tokens.finish_reason is not None and self._timer is not None:
             # Finished in time, however late it is read.
             self._timer.cancel()

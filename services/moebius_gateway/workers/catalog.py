@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from moebius_gateway.types import GenerationError, ModelInfo, Reason
-from moebius_gateway.workers.view import same_model
 
 Files = dict[str, bytes]
 
@@ -48,17 +47,20 @@ class Catalog:
         When workers disagree about a name (a rollout), the model that was known first stays until nobody
         serves it. Its `max_model_len` is the least of those that serve it, so that any of them will do.
         """
-        served = list(served)
+        # Workers are many, what they serve is little.
+        alike: dict[tuple[str, str], ModelInfo] = {}
         for info in served:
+            first = alike.setdefault((info.id, info.tokenizer_hash), info)
+            if info.max_model_len < first.max_model_len:
+                alike[info.id, info.tokenizer_hash] = replace(first, max_model_len=info.max_model_len)
+        for info in alike.values():
             known = self._models.get(info.id)
-            alike = [other for other in served if known is not None and same_model(known, other)]
-            if known is None or not alike:
-                known = info
-                alike = [other for other in served if same_model(info, other)]
-            least = min(other.max_model_len for other in alike)
-            self._models[info.id] = replace(known, max_model_len=least)
+            same = alike.get((known.id, known.tokenizer_hash)) if known is not None else None
+            if known is None or same is None:
+                known = same = info
+            self._models[info.id] = replace(known, max_model_len=same.max_model_len)
             self._models.move_to_end(info.id)
-        self._forget({info.id for info in served}, {info.tokenizer_hash for info in served})
+        self._forget({name for name, _ in alike}, {tokenizer for _, tokenizer in alike})
 
     def _forget(self, served: set[str], hashes: set[str]) -> None:
         unserved = [name for name in self._models if name not in served]

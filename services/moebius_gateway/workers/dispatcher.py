@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -14,8 +14,11 @@ from moebius_gateway.journal import Failure, Record
 from moebius_gateway.types import Generation, GenerationError, ModelInfo, Reason, Tokens
 from moebius_gateway.workers import routing
 from moebius_gateway.workers.catalog import Catalog
+from moebius_gateway.workers.channel import WorkerTls
+from moebius_gateway.workers.fleet import Fleet
 from moebius_gateway.workers.link import Link, LinkOptions
 from moebius_gateway.workers.metrics import REJOINED, DispatcherMetrics
+from moebius_gateway.workers.prefix_index import PrefixIndex
 from moebius_gateway.workers.view import WorkerState, WorkerView
 
 log = structlog.get_logger(__name__)
@@ -34,6 +37,8 @@ class DispatcherOptions:
     max_waiting: int = 1024
     # The longest pause between two tries to attach to a worker.
     reconnect_pause: float = 1.0
+    # None: workers are spoken to without TLS.
+    tls: WorkerTls | None = None
 
 
 class Dispatcher:
@@ -49,12 +54,18 @@ class Dispatcher:
         self._handles = itertools.count(1)
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
-        link_options = LinkOptions(options.gateway_id, options.silence_timeout, options.reconnect_pause)
+        self._fleet = Fleet()
+        self._prefixes = PrefixIndex()
+        link_options = LinkOptions(
+            options.gateway_id, options.silence_timeout, options.reconnect_pause, options.tls
+        )
         self._links: dict[str, Link] = {}
-        for address in options.workers:
+        self._states = dict.fromkeys(options.workers, WorkerState.UNREACHABLE)
+        for address in self._states:
             metrics.add_worker(address)
-            self._links[address] = Link(address, link_options, self._catalog, metrics, self._changed)
-        metrics.set_workers(self.workers())
+            self._links[address] = Link(
+                address, link_options, self._catalog, self._prefixes, metrics, self._changed
+            )
 
     async def start(self) -> None:
         """Begins to attach; returns at once."""
@@ -68,7 +79,7 @@ class Dispatcher:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._changed()
+        self._wake()
 
     def models(self) -> list[ModelInfo]:
         return self._catalog.models()
@@ -87,7 +98,12 @@ class Dispatcher:
     def ready(self, model_id: str | None = None) -> bool:
         """Whether a worker can take requests for this model, or for any."""
         models = [info for info in self.models() if model_id in (None, info.id)]
-        return any(view.serves(info) for view in self.workers() for info in models)
+        return any(self._fleet.ready(info) for info in models)
+
+    def ready_workers(self, model_id: str) -> list[WorkerView]:
+        """Those that can take requests for the model."""
+        info = self._catalog.model(model_id)
+        return [link.view() for link in self._fleet.ready(info)] if info is not None else []
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Tokens, None]:
         """Yields the generation's tokens; the last piece has a finish reason.
@@ -95,7 +111,7 @@ class Dispatcher:
         Closing it (or cancelling the task that iterates) cancels at the worker. Raises GenerationError.
         """
         record = Record(generation, self._known_model(generation))
-        blocks = routing.prefix_blocks(generation.prompt_ids)
+        blocks = routing.prefix_blocks(generation.prompt_ids, generation.model)
         failure: Failure | None = None
         while True:
             link = await self._place(record, failure, blocks)
@@ -103,7 +119,9 @@ class Dispatcher:
                 self._metrics.recoveries.labels(failure.reason).inc()
             submission = record.submit(next(self._handles), time.monotonic())
             try:
-                with link.submit(submission, blocks, generation.deadline) as attempt:
+                with link.submit(
+                    submission, blocks, generation.deadline, suspect=record.strikes > 0
+                ) as attempt:
                     while isinstance(got := await attempt.next(), Tokens):
                         tokens = record.deliver(got)
                         yield tokens
@@ -132,29 +150,38 @@ class Dispatcher:
 
     async def _place(self, record: Record, failure: Failure | None, blocks: Sequence[int]) -> Link:
         """The link on which to submit now. Waits for a worker if need be; raises GenerationError."""
-        decision = self._decide(record, failure)
+        matched = self._prefixes.match(blocks)
+        decision = self._decide(record, failure, matched)
         if isinstance(decision, recovery.Wait):
             with self._waiting_room(record):
                 while isinstance(decision, recovery.Wait):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(decision.until - time.monotonic()):
                             await self._change.wait()
-                    decision = self._decide(record, failure)
+                    decision = self._decide(record, failure, matched)
         if isinstance(decision, recovery.Fail):
             if decision.error.reason is Reason.POISONED:
                 self._metrics.poisoned.inc()
             raise decision.error
-        matched = {
-            view.address: self._links[view.address].prefixes.match(blocks) / max(len(blocks), 1)
-            for view in decision.workers
-        }
-        return self._links[routing.pick(decision.workers, matched).address]
+        shares = {address: count / len(blocks) for address, count in matched.items()}
+        return self._links[routing.pick(decision.workers, shares).address]
 
-    def _decide(self, record: Record, failure: Failure | None) -> recovery.Decision:
+    def _decide(
+        self, record: Record, failure: Failure | None, matched: Mapping[str, int]
+    ) -> recovery.Decision:
+        """`matched`: by address, who has how much of its prefix."""
         if self._stopping:
             error = GenerationError(Reason.NOT_READY, "The gateway is stopping", retryable=True)
             return recovery.Fail(error)
-        return recovery.decide(record, failure, self.workers(), time.monotonic())
+        now = time.monotonic()
+        if not record.marks:
+            # To one that nothing befell all are alike: a few tell as much as all.
+            some = [worker.view() for worker in self._fleet.candidates(record.model, matched)]
+            decision = recovery.decide(record, failure, some, now)
+            if isinstance(decision, recovery.Place):
+                return decision
+        ready = [worker.view() for worker in self._fleet.ready(record.model)]
+        return recovery.decide(record, failure, ready, now)
 
     @contextmanager
     def _waiting_room(self, record: Record) -> Iterator[None]:
@@ -192,12 +219,15 @@ class Dispatcher:
             strikes=record.strikes,
         )
 
-    def _changed(self) -> None:
+    def _changed(self, link: Link) -> None:
         """Something about a worker changed: take it in, and let all that wait decide again."""
-        views = self.workers()
-        self._catalog.update(
-            view.model for view in views if view.model is not None and view.state != WorkerState.UNREACHABLE
-        )
-        self._metrics.set_workers(views)
+        view = link.view()
+        if self._fleet.update(link, view):
+            self._catalog.update(self._fleet.served())
+        self._metrics.worker_changed(self._states[view.address], view)
+        self._states[view.address] = view.state
+        self._wake()
+
+    def _wake(self) -> None:
         self._change.set()
         self._change = asyncio.Event()

@@ -16,25 +16,16 @@ from moebius_gateway.types import ModelInfo, Reason
 from moebius_gateway.workers import wire
 from moebius_gateway.workers.attempt import Attempt
 from moebius_gateway.workers.catalog import Catalog, Files
+from moebius_gateway.workers.channel import WorkerTls, open_channel
 from moebius_gateway.workers.health import Health
 from moebius_gateway.workers.metrics import DispatcherMetrics
-from moebius_gateway.workers.routing import PrefixMap
+from moebius_gateway.workers.prefix_index import PrefixIndex
 from moebius_gateway.workers.view import WorkerState, WorkerView
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerStub
 
 log = structlog.get_logger(__name__)
 
-# Each session has a channel of its own, so that it resolves names anew and inherits no back-off.
-CHANNEL_OPTIONS = (
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-)
 FIRST_PAUSE = 0.05
 # Silence is looked for so many times in a `silence_timeout`; a gateway that was itself stopped for long
 # finds one silent interval, not a silent worker.
@@ -52,6 +43,8 @@ class LinkOptions:
     gateway_id: str
     silence_timeout: float
     reconnect_pause: float
+    # None: without TLS.
+    tls: WorkerTls | None = None
 
 
 class LinkLostError(Exception):
@@ -66,14 +59,15 @@ class Link:
         address: str,
         options: LinkOptions,
         catalog: Catalog,
+        prefixes: PrefixIndex,
         metrics: DispatcherMetrics,
-        changed: Callable[[], None],
+        changed: Callable[["Link"], None],
     ) -> None:
         self.address = address
-        self.prefixes = PrefixMap()
+        self._prefixes = prefixes
         self._options = options
         self._catalog = catalog
-        self._changed = changed
+        self._tell = changed
         self._ejections = metrics.ejections.labels(address)
         self._reconnects = metrics.reconnects.labels(address)
         self._outbox: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
@@ -81,14 +75,15 @@ class Link:
         metrics.worker_streams.labels(address).set_function(lambda: len(self._attempts))
         # None while not attached.
         self._status: pb.Status | None = None
+        self._state = WorkerState.UNREACHABLE
         self._detail = "not attached yet"
         self._incarnation = ""
         self._model: ModelInfo | None = None
-        # Requests of others, as of the last report.
+        self._page_size = 0
+        # Requests of others, and the tokens that they take of the KV cache, as of the last report.
         self._foreign_load = 0
+        self._foreign_tokens = 0
         self._health = Health()
-        # This incarnation said on this stream that it died under a request.
-        self._died = False
         self._heard = False
         self._unlearnt = asyncio.Event()
         self._sessions = 0
@@ -97,22 +92,30 @@ class Link:
         status = self._status
         return WorkerView(
             address=self.address,
-            state=WorkerState.UNREACHABLE if status is None else wire.state(status),
+            state=self._state,
             detail=self._detail,
             incarnation=self._incarnation,
             model=self._model,
             in_flight=len(self._attempts),
             load=self._foreign_load + len(self._attempts),
             max_running=status.max_running if status is not None else 1,
+            kv_tokens=status.kv_pages_total * self._page_size if status is not None else 0,
+            foreign_kv_tokens=self._foreign_tokens,
             on_trial=self._health.on_trial,
             ejected_until=self._health.ejected_until,
         )
 
-    def submit(self, submission: Submission, blocks: Sequence[int], deadline: float) -> Attempt:
-        """Sends it; `blocks` are those of its prompt. Only for a worker whose view is ready."""
-        attempt = Attempt(submission.handle, deadline, self._cancel)
+    def submit(
+        self, submission: Submission, blocks: Sequence[int], deadline: float, *, suspect: bool = False
+    ) -> Attempt:
+        """Sends it; `blocks` are those of its prompt. Only for a worker whose view is ready.
+
+        `suspect`: workers died of it before; that a step raises under it is not held against this one.
+        """
+        length = len(submission.token_ids)
+        attempt = Attempt(submission.handle, length, deadline, self._cancel, suspect=suspect)
         self._attempts[submission.handle] = attempt
-        self.prefixes.learn(blocks)
+        self._prefixes.learn(blocks, self._incarnation)
         self._outbox.put_nowait(wire.submit_frame(submission))
         return attempt
 
@@ -141,7 +144,7 @@ class Link:
         why = "the gateway is stopping"
         try:
             async with (
-                grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel,
+                open_channel(self.address, self._options.tls) as channel,
                 asyncio.TaskGroup() as tasks,
             ):
                 stub = WorkerStub(channel)
@@ -154,6 +157,8 @@ class Link:
                 await self._read(call)
         except* LinkLostError as lost:
             why = str(lost.exceptions[0])
+        except* OSError as error:
+            why = f"a TLS file cannot be read: {error.exceptions[0]}"
         except* Exception:
             # A defect, here or in what the worker sent: not a reason to give the worker up for good.
             log.exception("worker link failed", worker=self.address)
@@ -204,6 +209,7 @@ class Link:
                 continue
             if incarnation == self._incarnation:
                 self._model = wire.model_info(model, created=int(time.time()))
+                self._page_size = model.page_size
                 log.info("worker ready", worker=self.address, model=model.id, incarnation=incarnation)
                 self._changed()
 
@@ -218,11 +224,16 @@ class Link:
         if frame.deltas and self._health.losses:
             self._health = Health()
             self._changed()
+        # Whether the engine ended, or only a step of it.
+        ended = frame.HasField("status") and frame.status.state != pb.STATE_READY
+        died = False
         for failure in frame.failures:
             if (attempt := self._forget(failure.handle)) is not None:
                 why = wire.failure(failure.error, self.address, self._incarnation)
-                self._died = self._died or why.reason in DEATHS
+                died = died or (why.reason in DEATHS and (ended or not attempt.suspect))
                 attempt.fail(why)
+        if died:
+            self._lost()
         # After the failures, which belong to the incarnation before.
         if frame.HasField("status"):
             self._take_status(frame.status)
@@ -235,7 +246,10 @@ class Link:
                 self._reconnects.inc()
         if status.incarnation != self._incarnation:
             self._start_incarnation(status.incarnation)
+        self._state = wire.state(status)
         self._foreign_load = max(status.running + status.waiting - len(self._attempts), 0)
+        ours = sum(attempt.kv_tokens for attempt in self._attempts.values())
+        self._foreign_tokens = max(status.kv_pages_used * self._page_size - ours, 0)
         self._detail = wire.detail(status)
         if status.state == pb.STATE_READY and self._model is None:
             self._unlearnt.set()
@@ -247,17 +261,19 @@ class Link:
         for handle in self._attempts:
             self._outbox.put_nowait(wire.cancel_frame(handle))
         self._lose_attempts("the worker's engine was started anew")
+        self._prefixes.drop(self._incarnation)
+        self._prefixes.add(incarnation, self.address)
         self._incarnation = incarnation
         self._model = None
-        self.prefixes = PrefixMap()
         self._health = self._health.restarted()
 
     def _detach(self, why: str) -> None:
         drained = self._status is not None and self._status.state == pb.STATE_DRAINING
         self._status = None
+        self._state = WorkerState.UNREACHABLE
         self._model = None
         self._detail = why
-        self._foreign_load = 0
+        self._foreign_load = self._foreign_tokens = 0
         self._unlearnt.clear()
         self._lose_attempts(f"the stream to worker {self.address} was lost ({why})", announced=drained)
         self._changed()
@@ -267,15 +283,22 @@ class Link:
 
         That counts against the worker if it had requests, unless it `announced` that it would go.
         """
-        died, self._died = self._died or bool(self._attempts), False
-        if died and not announced:
-            self._health = self._health.lost(time.monotonic())
-            if self._health.on_trial:
-                self._ejections.inc()
+        if self._attempts and not announced:
+            self._lost()
         failure = Failure(self.address, self._incarnation, Reason.ENGINE_DEAD, message, in_step=None)
         for attempt in self._attempts.values():
             attempt.fail(failure)
         self._attempts.clear()
+
+    def _lost(self) -> None:
+        """A death with requests, of the engine or of a step of it."""
+        self._health = self._health.lost(time.monotonic())
+        if self._health.on_trial:
+            self._ejections.inc()
+            self._changed()
+
+    def _changed(self) -> None:
+        self._tell(self)
 
     def _cancel(self, handle: int) -> None:
         if self._forget(handle) is not None:

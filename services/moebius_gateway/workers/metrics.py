@@ -1,7 +1,5 @@
 """What the gateway's worker side counts."""
 
-from collections.abc import Sequence
-
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from moebius_gateway.journal import DEATHS
@@ -20,6 +18,12 @@ class DispatcherMetrics:
         )
         self.worker_up = Gauge(
             "moebius_gateway_worker_up", "1 while the worker can take requests", ["worker"], registry=registry
+        )
+        self.worker_on_trial = Gauge(
+            "moebius_gateway_worker_on_trial",
+            "1 while the worker, after repeated deaths, gets one request at a time",
+            ["worker"],
+            registry=registry,
         )
         self.worker_streams = Gauge(
             "moebius_gateway_worker_streams",
@@ -60,13 +64,19 @@ class DispatcherMetrics:
             self.recoveries.labels(reason)
 
     def add_worker(self, address: str) -> None:
-        """Makes the worker's series exist from the moment that it is known."""
-        for metric in (self.worker_up, self.worker_streams, self.ejections, self.reconnects):
+        """Makes the worker's series exist from the moment that it is known; it is not attached yet."""
+        for metric in (
+            self.worker_up,
+            self.worker_on_trial,
+            self.worker_streams,
+            self.ejections,
+            self.reconnects,
+        ):
             metric.labels(address)
+        self.workers.labels(WorkerState.UNREACHABLE.value).inc()
 
-    def set_workers(self, views: Sequence[WorkerView]) -> None:
-        for state in WorkerState:
-            self.workers.labels(state.value).set(sum(view.state is state for view in views))
-        for view in views:
-            up = view.state is WorkerState.READY and view.model is not None
-            self.worker_up.labels(view.address).set(up)
+    def worker_changed(self, before: WorkerState, view: WorkerView) -> None:
+        self.workers.labels(before.value).dec()
+        self.workers.labels(view.state.value).inc()
+        self.worker_up.labels(view.address).set(view.state is WorkerState.READY and view.model is not None)
+        self.worker_on_trial.labels(view.address).set(view.on_trial)

@@ -1,7 +1,6 @@
 """Which of several workers gets a request: the least loaded, unless another has more of its prefix."""
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from moebius_gateway.workers.view import WorkerView
 
@@ -9,46 +8,18 @@ from moebius_gateway.workers.view import WorkerView
 BLOCK = 32
 # Longer prompts are told apart by their first so many blocks.
 MAX_BLOCKS = 512
-# Blocks remembered for each worker.
-CAPACITY = 16384
 # A prompt that is cached whole is worth so much of a worker's capacity in load.
 AFFINITY_WEIGHT = 0.5
 
 
-def prefix_blocks(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """A hash for each whole block, each over all tokens up to the block's end."""
+def prefix_blocks(token_ids: Sequence[int], model: Hashable = None) -> tuple[int, ...]:
+    """A hash for each whole block, each over all tokens up to the block's end and the model's name."""
     blocks: list[int] = []
-    so_far = 0
+    so_far = hash(model)
     for start in range(0, min(len(token_ids) // BLOCK, MAX_BLOCKS) * BLOCK, BLOCK):
         so_far = hash((so_far, tuple(token_ids[start : start + BLOCK])))
         blocks.append(so_far)
     return tuple(blocks)
-
-
-class PrefixMap:
-    """Which prefixes one incarnation of a worker has probably cached: what was last sent there."""
-
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def learn(self, blocks: Sequence[int]) -> None:
-        # Last block first: what is dropped first is then the end of the oldest prefix, not its beginning.
-        for block in reversed(blocks):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._capacity:
-            self._blocks.popitem(last=False)
-
-    def match(self, blocks: Sequence[int]) -> int:
-        """How many blocks at the beginning are known."""
-        for count, block in enumerate(blocks):
-            if block not in self._blocks:
-                return count
-        return len(blocks)
 
 
 def pick(workers: Sequence[WorkerView], matched: Mapping[str, float]) -> WorkerView:

@@ -34,6 +34,9 @@ class WorkerView:
     # Requests that all gateways have there, by the last report and what was submitted since.
     load: int = 0
     max_running: int = 1
+    # Tokens that its KV cache holds; 0 until it says so. Of them, about how many requests of others take.
+    kv_tokens: int = 0
+    foreign_kv_tokens: int = 0
     # Died repeatedly without a token in between: gets one request at a time until it delivers one.
     on_trial: bool = False
     # On the clock of time.monotonic(): ejected until then.

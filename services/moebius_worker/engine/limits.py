@@ -24,7 +24,8 @@ class SchedulerConfig:
     max_overtakes: int = 32
     # A running request is left pages for so many more tokens when another one is admitted.
     growth_tokens: int = 16
-    # Tokens of a prompt between two snapshots of what linear-attention layers know, if there are such layers.
+    # Tokens of a prompt between two snapshots of what linear-attention layers know, if there are such layers;
+    # and between two positions whose window pages are kept first, if there are layers with a window.
     snapshot_interval: int = 512
     # Attended keys that take as long as the rest of one token does.
     keys_per_token: int = 8192
@@ -66,6 +67,15 @@ class SchedulerConfig:
             return self.max_step_tokens
         spare = layout.num_window_pages - self.places * layout.window_reach
         return min(self.max_step_tokens, max(self.places, spare * layout.page_size))
+
+    @property
+    def spare_stops(self) -> int:
+        """Positions of texts that are not running for which what their layers look back to can be kept."""
+        layout = self.layout
+        spare = [layout.state_slots - self.places] if layout.state_slots else []
+        if layout.window is not None:
+            spare.append(layout.num_window_pages // layout.window_reach - self.places)
+        return min(spare, default=0)
 
     @property
     def max_length(self) -> int:

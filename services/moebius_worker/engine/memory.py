@@ -8,11 +8,11 @@ from moebius_worker.host_memory import Memory
 
 GIB = 1 << 30
 
-# Of what the caches have beyond the needs of one request, window pages and state slots get a third each, at
+# Of what the caches have beyond the needs of one request, window pages and state slots get a third each at
 # most: the pages of the whole text are what bounds its length.
 _SIDE_SHARE = 1 / 3
-# Window pages and state slots are wanted for the running requests and, so many times more, for what is kept of
-# texts that may come again: their last windows, and two snapshots each.
+# Window pages and state slots are wanted for the running requests and, so many times more, for what is kept
+# of texts that may come again: their last windows, and two snapshots each.
 _KEPT_WINDOWS = 1
 _KEPT_SNAPSHOTS = 2
 
@@ -92,6 +92,16 @@ class _Pools(NamedTuple):
     pages: int
     window_pages: int
     state_slots: int
+
+
+def check_host(nbytes: int, memory: Memory) -> None:
+    """Raises OutOfMemoryPlan if the tables that stay in the host's memory beside a GPU do not fit."""
+    if nbytes > memory.available:
+        raise OutOfMemoryPlan(
+            f"The model does not fit: it keeps {_gib(nbytes)} in the host's memory, but "
+            f"{_gib(memory.available)} of {_gib(memory.total)} is available.",
+            permanent=nbytes > memory.total,
+        )
 
 
 def plan_memory(demand: Demand, memory: Memory, kv_share: KvShare) -> MemoryPlan:

@@ -29,9 +29,6 @@ class RequestState:
     reached: int = 0
     # Prompt tokens that were found in the cache, until the first output tells.
     cached_tokens: int = 0
-    # Of the prefill since the last admission: where it stops for snapshots, see `snapshots.py`.
-    last_mark: int = 0
-    interval: int = 1
     # The last step that admitted or computed it.
     last_step: int = 0
     # While waiting: younger requests that were admitted before it (as many as may be, once preempted).
@@ -64,10 +61,6 @@ class RequestState:
         """When it need not be admitted any more; a client that has had a part of the text gets the rest."""
         deadline = self.request.deadline
         return math.inf if deadline is None or self.begun else deadline
-
-    @property
-    def marks(self) -> tuple[int, int]:
-        return self.table.branch, self.last_mark
 
     def skip_to(self, position: int) -> int:
         """The cache holds all positions below `position`; returns how many prompt tokens that saved."""

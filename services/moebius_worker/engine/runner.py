@@ -14,7 +14,15 @@ from moebius_kernels.state_plan import plan_states
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import allocate_caches, enter_states, leave_states
-from moebius_worker.engine.memory import GPU_SHARE, HOST_SHARE, Demand, MemoryPlan, plan_memory, plan_table
+from moebius_worker.engine.memory import (
+    GPU_SHARE,
+    HOST_SHARE,
+    Demand,
+    MemoryPlan,
+    check_host,
+    plan_memory,
+    plan_table,
+)
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.parameters import Place
@@ -107,15 +115,17 @@ class ModelRunner:
         """Plans the memory, then reads the weights. Raises CheckpointError and OutOfMemoryPlan."""
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        place = _place(checkpoint, options)
+        place = place_for(checkpoint, options)
         model = build_model(checkpoint.config, place)
         gpu = place.device.type == "cuda"
         memory = Memory(*torch.cuda.mem_get_info(place.device)) if gpu else host_memory()
-        loading = _plan_loading(checkpoint, model, options, place, memory)
+        loading = plan_weights(checkpoint, model, options, place, memory)
         step_tokens = options.max_step_tokens or _STEP_TOKENS[place.device.type]
         # Sizes first: a model that does not fit is refused before any memory is taken.
+        elsewhere = loading.host_nbytes if gpu else 0
+        check_host(elsewhere, host_memory())
         plan = plan_memory(
-            _demand(model, loading.nbytes, options, step_tokens, place.dtype),
+            _demand(model, loading.nbytes - elsewhere, options, step_tokens, place.dtype),
             memory,
             GPU_SHARE if gpu else HOST_SHARE,
         )
@@ -191,7 +201,7 @@ class ModelRunner:
         )
 
 
-def _plan_loading(
+def plan_weights(
     checkpoint: Checkpoint, model: Decoder, options: RunnerOptions, place: Place, memory: Memory
 ) -> Loading:
     """Sizes are allocated, memory is not."""
@@ -209,7 +219,7 @@ def _plan_loading(
     return planned(False)
 
 
-def _place(checkpoint: Checkpoint, options: RunnerOptions) -> Place:
+def place_for(checkpoint: Checkpoint, options: RunnerOptions) -> Place:
     """Raises CheckpointError for a device that is not there and a dtype that is not offered."""
     name = options.device
     if name == "auto":
@@ -240,10 +250,10 @@ def _demand(model: Decoder, weights: int, options: RunnerOptions, rows: int, dty
     gathered = max((spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in caches.kv), default=0)
     return Demand(
         weights=weights,
-        # Rows and their logits in fp32, a prefill's mask (as truth values and as numbers), and one layer's
-        # keys and values gathered from their pages, in fp32 where they are quantised.
+        # Rows and their logits in fp32, what a prefill's attention masks, and one layer's keys and values
+        # gathered from their pages, in fp32 where they are quantised.
         workspace=4 * rows * (model.row_elements + config.vocab_size)
-        + 5 * rows * longest
+        + model.PAIR_BYTES * rows * longest
         + 4 * max(MAX_GROUP_KEYS, longest) * gathered,
         page_bytes=caches.page_bytes(options.page_size, options.kv_format, dtype, windowed=False),
         page_size=options.page_size,

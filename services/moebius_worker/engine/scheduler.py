@@ -1,7 +1,7 @@
 """Which requests the next step computes, and how far: continuous batching over paged caches.
 
 A step computes a slice of each of some requests. Every step has one budget of tokens: decodes come first,
-prefills share the rest in chunks (`step_budget.py`), which end where snapshots are wanted (`snapshots.py`).
+prefills share the rest in chunks (`step_budget.py`), which end where snapshots are wanted (`cache/stops.py`).
 
 Requests have an order: by priority, then by arrival. A step of priority is worth a queue full of arrivals,
 so that in the end everybody has nobody before it (*aging*).
@@ -30,9 +30,9 @@ from itertools import count
 from operator import attrgetter
 
 from moebius_worker.engine.cache.manager import KVCache
+from moebius_worker.engine.cache.stops import stops_of
 from moebius_worker.engine.limits import SchedulerConfig, check_request
 from moebius_worker.engine.request_state import RequestState
-from moebius_worker.engine.snapshots import is_stop, next_stop, snapshot_interval
 from moebius_worker.engine.step_budget import share_budget
 from moebius_worker.engine.types import Output, Rejected, Request, SchedulerStats, Slice, StepPlan
 from moebius_worker.engine.waiting import WaitingRequests
@@ -66,6 +66,7 @@ class Scheduler:
         self._config = config
         self._places = config.places
         self._step_tokens = config.step_tokens
+        self._spare_stops = config.spare_stops
         self._page_size = config.layout.page_size
         self._has_states = config.layout.state_slots > 0
         self._cache = KVCache(config.layout)
@@ -250,11 +251,9 @@ class Scheduler:
         # Among quarantined requests it joins the end of the round.
         state.last_step = self._steps
         insort(self._running, state, key=attrgetter("rank"))
-        self._cache.start(state.table)
-        length, size = len(state.tokens), self._page_size
-        spare = self._config.layout.state_slots - self._places
-        state.interval = snapshot_interval(self._config.snapshot_interval, size, length, spare)
-        state.last_mark = (length - 1) // size * size
+        config, length = self._config, len(state.tokens)
+        stops = stops_of(length, self._page_size, config.snapshot_interval, self._spare_stops)
+        self._cache.start(state.table, stops)
         self._reuse(state)
 
     def _reuse(self, state: RequestState, patience: int | None = None) -> None:
@@ -303,8 +302,9 @@ class Scheduler:
             return share_budget(self._step_tokens, pending)
         for index, state in enumerate(batch):
             if pending[index] > 1:
-                self._reuse(state, state.interval // self._page_size + 1)
-                stop = next_stop(state.computed, state.marks, state.interval) if self._has_states else None
+                stops = state.table.stops
+                self._reuse(state, stops.interval // self._page_size + 1)
+                stop = stops.next(state.computed) if self._has_states else None
                 pending[index] = state.pending if stop is None else min(state.pending, stop - state.computed)
         if 1 not in pending:
             return share_budget(self._step_tokens, pending)
@@ -328,10 +328,6 @@ class Scheduler:
         state.last_step = self._steps
         handle = state.handle
         self._in_step[handle] = state
-        step = None
-        if self._has_states:
-            save = is_stop(end, state.marks, state.interval)
-            step = self._cache.state_step(table, save=save)
         return Slice(
             handle,
             tuple(state.tokens[start:end]),
@@ -339,14 +335,15 @@ class Scheduler:
             table.pages,
             end == len(state.tokens),
             table.window_pages,
-            step,
+            self._cache.state_step(table, end) if self._has_states else None,
         )
 
     # ---- changes of state ---------------------------------------------------------------------------
 
     def _preempt(self, state: RequestState) -> None:
         self._withdraw(state)
-        self._cache.release(state.table, state.computed)
+        # Of what it leaves, its last page is the first to go: a snapshot there would go with it.
+        self._cache.release(state.table)
         state.computed = 0
         state.overtaken = self._config.max_overtakes
         self._waiting.add(state)

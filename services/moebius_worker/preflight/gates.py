@@ -1,13 +1,13 @@
 """The gates that a candidate passes with the arguments of a real call, one after another."""
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from moebius_kernels.calls import CALLS, copy_tensors, tensors_of
 from moebius_kernels.operations import REFERENCE
@@ -19,6 +19,16 @@ from moebius_worker.preflight.machine import Machine
 
 # Told before each gate; the first call may have to compile.
 Announce = Callable[[str], None]
+
+_ALLOCATING = frozenset(
+    {
+        torch.empty,
+        torch.empty_like,
+        torch.empty_strided,
+        torch.Tensor.new_empty,
+        torch.Tensor.new_empty_strided,
+    }
+)
 
 
 class _RejectedError(Exception):
@@ -49,7 +59,7 @@ def judge(backend: Backend, trial: Trial, machine: Machine, announce: Announce) 
     try:
         with _gate("compile", announce):
             run = _Run(backend, trial)
-            with _poisoned_memory():
+            with _PoisonedMemory():
                 result = run()
             machine.synchronise()
         _no_error_left(machine)
@@ -191,14 +201,14 @@ def _no_error_left(machine: Machine) -> None:
         raise _RejectedError("latched", f"it left an error behind: {left}")
 
 
-@contextmanager
-def _poisoned_memory() -> Iterator[None]:
-    """Memory that is allocated is full of NaN: what a candidate does not write shows."""
-    before = torch.are_deterministic_algorithms_enabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before)
+class _PoisonedMemory(TorchFunctionMode):
+    """Memory that is allocated is full of ones, which are NaN in every float: what is not written shows."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **kwargs or {})
+        if function in _ALLOCATING:
+            memory = torch.empty(0, dtype=torch.uint8, device=result.device)
+            memory.set_(result.untyped_storage()).fill_(255)
+        return result

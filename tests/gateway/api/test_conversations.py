@@ -1,4 +1,4 @@
-"""Conversations in the spelling that each template understands, and reasoning as far as it can be asked for."""
+"""Conversations in the spelling that each template understands; reasoning, as far as it can be asked for."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_a_system_message_in_the_middle_is_no_error() -> None:
     assert render(REFUSES_LATE_SYSTEM, *late) == "[system: one\n\ntwo][user: Hi]"
     first = (Message("system", "one"), Message("user", "Hi"))
     assert render(REFUSES_LATE_SYSTEM, *first) == "[system: one][user: Hi]"
-    with pytest.raises(PromptError, match="^roles must alternate$"):
+    with pytest.raises(PromptError, match=r"^roles must alternate$"):
         render("{{ raise_exception('roles must alternate') }}", *late)
 
 
@@ -114,7 +114,7 @@ def test_reasoning_is_asked_for_or_refused(source: str, asked: dict[str, Any], r
 def test_variables_of_the_client() -> None:
     assert render("{{ speed }}", template_variables={"speed": 3}) == "3"
     for name in ("messages", "tools", "add_generation_prompt", "bos_token", "raise_exception", "unknown"):
+        template = ChatTemplate("{{ speed }}{{ messages }}{{ tools }}{{ bos_token }}", {"bos_token": "x"})
         with pytest.raises(PromptError) as refused:
-            template = ChatTemplate("{{ speed }}{{ messages }}{{ tools }}{{ bos_token }}", {"bos_token": "x"})
             template.render(Conversation((), template_variables={name: 1}))
         assert refused.value.param == f"chat_template_kwargs.{name}"

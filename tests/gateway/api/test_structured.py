@@ -100,6 +100,33 @@ async def test_a_call_that_must_be(chatty: Gateway, choice: Any) -> None:
     assert not lets_through(last(chatty).grammar, CALL + CALL)
 
 
+async def test_a_schema_forbids_no_calls(chatty: Gateway) -> None:
+    asked = CHAT | {"response_format": named({"type": "integer"})}
+    await chatty.openai().chat.completions.create(**asked, tools=tools())
+    assert lets_through(last(chatty).grammar, "17")
+    assert lets_through(last(chatty).grammar, CALL)
+    assert not lets_through(last(chatty).grammar, "I look.")
+    await chatty.openai().chat.completions.create(**asked, tools=tools(), tool_choice="none")
+    assert not lets_through(last(chatty).grammar, CALL)
+
+
+async def test_a_strict_tool_among_others(chatty: Gateway) -> None:
+    """Others may be called too, with arguments of the types that can be enforced."""
+    parameters = {
+        "type": "object",
+        "properties": {"odd": {"not": {"type": "null"}}, "size": {"type": "integer"}},
+        "required": ["size"],
+    }
+    more = [*tools(strict=True), *tools(name="other", parameters=parameters)]
+    for choice in ("auto", "required"):
+        await chatty.openai().chat.completions.create(**CHAT, tools=more, tool_choice=choice)
+        other = '<tool_call>{"name": "other", "arguments": {"odd": "x", "size": 3}}</tool_call>'
+        assert lets_through(last(chatty).grammar, other)
+        assert lets_through(last(chatty).grammar, CALL)
+        assert not lets_through(last(chatty).grammar, other.replace("3", '"3"'))
+        assert not lets_through(last(chatty).grammar, other.replace("other", "another"))
+
+
 async def test_strict_tools(chatty: Gateway) -> None:
     await chatty.openai().chat.completions.create(**CHAT, tools=tools(strict=True))
     grammar = last(chatty).grammar
@@ -132,7 +159,7 @@ async def test_strict_tools(chatty: Gateway) -> None:
         ({"extra_body": {"guided_choice": ["x" * 300_000]}}, "guided_choice"),
         (
             {
-                "tools": tools(parameters=UNTYPED),
+                "tools": tools(parameters=UNTYPED, strict=True),
                 "tool_choice": "required",
             },
             "tools ('weather').properties.a",

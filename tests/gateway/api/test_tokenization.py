@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import openai
 import pytest
 from tokenizers import Tokenizer
 
@@ -54,6 +55,23 @@ async def test_what_is_not_served_is_called_that(chatty: Gateway, path: str) -> 
     async with chatty.client() as http:
         response = await http.post(f"/v1/{path}", json={})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "unsupported_endpoint")
+
+
+async def test_clients_are_told_what_is_not_served(chatty: Gateway) -> None:
+    client = chatty.openai()
+    calls = [
+        client.embeddings.create(model=MODEL.id, input="x"),
+        client.images.generate(prompt="x"),
+        client.audio.speech.create(model=MODEL.id, voice="alloy", input="x"),
+        client.moderations.create(input="x"),
+        client.batches.list(),
+        client.vector_stores.list(),
+        client.fine_tuning.jobs.list(),
+    ]
+    for call in calls:
+        with pytest.raises(openai.NotFoundError) as refused:
+            await call
+        assert refused.value.code == "unsupported_endpoint"
 
 
 async def test_errors_have_the_shape_of_what_was_called() -> None:

@@ -67,11 +67,10 @@ def check(y, x, route, weights, activation=SILU):
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
-@pytest.mark.parametrize("tokens", [1, 6])
-def test_every_form(format, tokens):
-    weights = make(format, 4, 256, 256)
-    x = draw(tokens, 256, seed=3).bfloat16()
-    route = topk_softmax(draw(tokens, 4, seed=4), 2)
+def test_every_form(format):
+    weights = make(format, 2, 256, 256)
+    x = draw(3, 256, seed=3).bfloat16()
+    route = topk_softmax(draw(3, 2, seed=4), 1)
     check(backend.routed_experts(x, route, weights), x, route, weights)
 
 
@@ -84,7 +83,7 @@ TILINGS = [
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
-@pytest.mark.parametrize("tokens", [1, 7, 70])
+@pytest.mark.parametrize("tokens", [1, 7, 43])
 def test_every_cut(tokens, tiling):
     weights = make(BF16, 5, 72, 104)
     x = draw(tokens, 72, seed=3).bfloat16()

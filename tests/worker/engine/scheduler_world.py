@@ -1,9 +1,9 @@
-"""A world for a scheduler: a runner that remembers what is in each page and slot, and a checker of every step.
+"""A world for a scheduler: a runner that remembers what is in each page and slot, and a checker of each step.
 
-The "keys and values" of a position, and the "state" after it, are a digest of the whole text up to it. A slice
-may be computed only if the positions before it (of window layers: those that it looks back to) and its slot
-hold the digests of its own request's text: that proves block tables, sharing, snapshots and the prefix cache.
-The next token is a function of the digest, so each request's output is known without a scheduler
+The "keys and values" of a position, and the "state" after it, are a digest of the whole text up to it. A
+slice may be computed only if the positions before it (of window layers: those that it looks back to) and its
+slot hold the digests of its own request's text: that proves block tables, sharing, snapshots and the prefix
+cache. The next token is a function of the digest, so each request's output is known without a scheduler
 (`expected_output`).
 """
 
@@ -468,4 +468,4 @@ def audit_side(side: SidePool, in_tree: Sequence[Node], own: Sequence[int], read
     assert set(side._items) <= set(in_tree)
     readers = Counter(reading)
     assert all(item.readers == readers[node] for node, item in side._items.items())
-    assert set(side._idle) == {node for node, item in side._items.items() if not item.readers}
+    assert {*side._idle, *side._passed} == {node for node, item in side._items.items() if not item.readers}

@@ -30,6 +30,43 @@ def test_equal_prompts_are_served_in_order():
     assert share_budget(64, [36, 100, 100]) == [36, 28, 0]
 
 
+def test_the_keys_that_a_prefill_attends_to_cost_too():
+    # A token costs 1 + (3000 + 50) / 1000.
+    assert share_budget(101, [1, 500], [7, 3000], 1000) == [1, 24]
+    assert share_budget(101, [1, 500, 500], [7, 3000, 0], 1000) == [1, 24, 2]
+    assert share_budget(101, [1, 500, 40], [7, 3000, 0], 1000) == [1, 14, 40]
+
+
+def test_the_first_prefill_gets_a_token_whatever_it_costs():
+    assert share_budget(4, [1, 1, 1, 100, 100], [0, 0, 0, 50_000, 50_000], 1000) == [1, 1, 1, 1, 0]
+
+
+@given(
+    st.integers(1, 500),
+    st.lists(st.tuples(st.one_of(st.just(1), st.integers(1, 300)), st.integers(0, 9000)), max_size=20),
+    st.integers(1, 9000),
+)
+def test_rules_with_attention(budget, requests, keys_per_token):
+    pending, starts = [count for count, _ in requests], [start for _, start in requests]
+    grants = share_budget(budget, pending, starts, keys_per_token)
+    assert all(0 <= grant <= wanted for grant, wanted in zip(grants, pending, strict=True))
+    assert sum(grants) <= budget
+    decodes = pending.count(1)
+    assert sum(grant for grant, wanted in zip(grants, pending, strict=True) if wanted == 1) == min(
+        budget, decodes
+    )
+    first, *others = [index for index, wanted in enumerate(pending) if wanted > 1] or [None]
+    if first is None or budget <= decodes:
+        return
+    assert grants[first] >= 1
+    costs = {
+        index: grants[index] * (1 + (starts[index] + grants[index] / 2) / keys_per_token)
+        for index in (first, *others)
+    }
+    # All of them together cost what the decodes leave, at most, or it is one token alone.
+    assert sum(costs.values()) <= budget - decodes or (grants[first] == 1 and not any(map(costs.get, others)))
+
+
 @given(st.integers(1, 500), st.lists(st.one_of(st.just(1), st.integers(1, 300)), max_size=20))
 def test_rules(budget, pending):
     grants = share_budget(budget, pending)

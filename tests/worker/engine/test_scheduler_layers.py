@@ -1,4 +1,4 @@
-"""Models with layers that look back a window, or that carry a state along: what is kept of a text, and reused."""
+"""Models with layers that look back a window, or carry a state along: what is kept of a text, and reused."""
 
 import pytest
 
@@ -27,10 +27,11 @@ def run(world, *asked):
 def chunks(world):
     """Ends of the slices of the one request that is there, to its first token."""
     ends = []
-    while not ends or not piece.sample:
+    while True:
         (piece,) = world.step().slices
         ends.append(piece.end)
-    return ends
+        if piece.sample:
+            return ends
 
 
 # ---- windows ----------------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ def test_a_long_text_needs_the_pages_of_its_window_alone(page_size, window):
 
 def test_too_few_window_pages_for_one_request_are_refused():
     layout = {"page_size": 4, "num_pages": 100, "window": 10}
-    with pytest.raises(ValueError, match="num_window_pages is 4, but one request .* needs 5"):
+    with pytest.raises(ValueError, match=r"num_window_pages is 4, but one request .* needs 5"):
         CacheLayout(**layout, num_window_pages=4)
     CacheLayout(**layout, num_window_pages=5)
 
@@ -74,6 +75,26 @@ def test_siblings_share_a_prefix_whose_window_has_been_left():
     for handle in range(2, 12):
         run(world, request(handle, [*prefix, *range(handle * 1000, handle * 1000 + 60)], max_tokens=20))
     assert [world.cached[handle] for handle in range(2, 12)] == [60] * 10
+
+
+def test_a_stream_does_not_push_out_the_windows_of_prompts():
+    """The pages that a long output leaves behind are the first to go: nobody goes on in the middle of it."""
+    world = windowed(num_window_pages=26, max_running=1)
+    text = list(range(60))
+    run(world, request(1, text, max_tokens=3))
+    run(world, request(2, 8, max_tokens=400))
+    run(world, request(3, [*text, *range(100, 110)], max_tokens=1))
+    assert world.cached[3] == 60
+
+
+def test_where_windows_are_left_a_branch_is_kept_for_the_third():
+    """A long prompt's window pages, which serve no stop, are needed again; those at a branch are not."""
+    world = windowed(num_window_pages=26, max_running=1, max_step_tokens=16)
+    prefix = list(range(60))
+    for handle in range(4):
+        run(world, request(handle, [*prefix, *range(1000 * handle + 100, 1000 * handle + 250)], max_tokens=1))
+        run(world, request(100 + handle, 8, max_tokens=150))
+    assert [world.cached[handle] for handle in range(4)] == [0, 0, 60, 60]
 
 
 def test_where_the_window_is_gone_a_prefix_is_not_gone_on_from():
@@ -100,7 +121,7 @@ def test_where_the_window_is_gone_a_prefix_is_not_gone_on_from():
 
 
 def test_window_pages_never_run_out():
-    """Streams have their token in every step while a long prompt is computed, with hardly any window pages."""
+    """Streams have a token in every step while a long prompt is computed, with hardly any window pages."""
     world = windowed(num_window_pages=40, max_running=32, num_pages=500, max_step_tokens=64)
     places = world.config.places
     assert 3 < places < 8
@@ -236,6 +257,10 @@ def test_no_more_run_than_there_are_slots():
         assert world.scheduler.stats().running <= 3
     world.check_outputs()
     assert len(world.finished) == 10
+
+
+def test_places_are_for_those_that_can_have_a_slot():
+    assert SchedulerConfig(CacheLayout(16, 10, state_slots=3), 64, 128, 1000, 0).places == 3
 
 
 def test_one_slot_is_enough():

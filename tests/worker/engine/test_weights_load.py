@@ -151,6 +151,16 @@ def test_a_matrix_that_must_be_plain_is_expanded() -> None:
     assert torch.equal(matrix.data, value(stored, "q"))
 
 
+@pytest.mark.parametrize("expand", [False, True])
+def test_a_table_of_the_host_stays_as_it_is_stored(expand: bool) -> None:
+    stored, table = quantised("q", 4, 8), Matrix({"q": 4}, 8, host=True)
+    loading = filled(plan(Reader(stored), {"q.weight": table.slot("q")}, expand=expand))
+    [block] = table.blocks
+    assert block.format == PER_ROW
+    assert torch.equal(block.dequantize(), value(stored, "q"))
+    assert loading.host_nbytes == loading.nbytes == block.nbytes
+
+
 def test_experts_in_unlike_forms_are_all_expanded() -> None:
     stored = quantised("0.up", 4, 8) | {"1.up.weight": torch.randn(4, 8)}
     matrix = Matrix({"up": 4}, 8, experts=2)
@@ -162,6 +172,15 @@ def test_what_is_optional_has_a_default() -> None:
     optional = Vector(3, default=1.0)
     filled(plan(Reader({}), {"scale": optional.slot()}))
     assert optional.data.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_integers_are_read_or_have_a_default() -> None:
+    read, optional = (Vector(2, dtype=torch.int64, default=torch.tensor([1 << 62, -3])) for _ in range(2))
+    stored = {"read": torch.tensor([7, 8], dtype=torch.int32)}
+    filled(plan(Reader(stored), {"read": read.slot(), "optional": optional.slot()}))
+    assert (read.data.tolist(), optional.data.tolist()) == ([7, 8], [1 << 62, -3])
+    with pytest.raises(CheckpointError, match="read in file-1 holds F32, no integers"):
+        filled(plan(Reader({"read": torch.ones(2)}), {"read": read.slot()}))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def _changed(row: int, factor: float) -> torch.Tensor:
         (_changed(17, 1.1), "in row 17, allowed 4e-02"),
         (_changed(17, 1.02), None),
         (_changed(0, math.nan), "32 of 8192 numbers are NaN"),
-        (_changed(0, math.inf), "infinite numbers"),
+        (_changed(0, math.inf), "infinite numbers elsewhere"),
         (ROWS[:255], r"shape [255, 32] instead of [256, 32]"),
         (ROWS.bfloat16(), "torch.bfloat16 instead of torch.float32"),
         ((ROWS, ROWS), "2 tensors instead of 1"),

@@ -24,7 +24,7 @@ def _examination(registry: str, **changes) -> Examination:
             "ranges": RANGES,
             "steps": STEPS,
             "capture_tokens": 4,
-            "patience": Patience(compile=3.0, run=3.0),
+            "patience": Patience(compile=2.0, run=2.0),
             **changes,
         }
     )
@@ -49,7 +49,7 @@ def test_what_takes_the_process_down_costs_a_candidate_and_nothing_else() -> Non
     assert "was killed by SIGSEGV at the gate compile" in crashed["3-4"][1]
     # Hanging, or compiling longer than anybody waits.
     assert all(
-        rejected == "crash" and "took more than 3 s at the gate compile" in reason
+        rejected == "crash" and "took more than 2 s at the gate compile" in reason
         for rejected, reason in _outcome(plan, "hangs").values()
     )
     assert all(

@@ -83,7 +83,11 @@ class CountRequest(Strict):
     neutral: ClassVar = {
         "cache_control": (ANYTHING,),
         "speed": ("standard",),
-        "context_management": (),
+        # Thinking is kept as it is sent.
+        "context_management": (
+            {"edits": []},
+            {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        ),
         "mcp_servers": ([],),
     }
 

@@ -9,6 +9,7 @@ from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.cache.pages import PagePool
 from moebius_worker.engine.cache.radix import Block, Node, PrefixTree
 from moebius_worker.engine.cache.side_pool import SidePool
+from moebius_worker.engine.cache.stops import Stops
 from moebius_worker.engine.types import CacheStats, StateStep
 
 
@@ -37,8 +38,7 @@ class BlockTable:
     state_step: StateStep | None = None
     # A commit of fewer positions has nothing to do.
     due: int = 0
-    # Where the text was seen to leave one that has no snapshot there; 0: nowhere.
-    branch: int = 0
+    stops: Stops = field(default_factory=Stops)
 
 
 class KVCache:
@@ -92,8 +92,9 @@ class KVCache:
         _, resumable = self._walk(self.new_table(), tokens, read_by_others=True)
         return self.pages_for(len(tokens)) - resumable
 
-    def start(self, table: BlockTable) -> None:
+    def start(self, table: BlockTable, stops: Stops) -> None:
         """Gives `table` a slot, if requests need any; only when `startable`."""
+        table.stops = stops
         if self._states is not None:
             table.slot = self._states.take()
             table.state_step = StateStep(table.slot)
@@ -107,9 +108,9 @@ class KVCache:
         on the search ends; None: it does not.
         """
         found, resumable = self._walk(table, tokens, patience)
-        if self._states is not None and len(found) > resumable and found[-1].children:
+        if len(found) > resumable and found[-1].children:
             # Other texts go on from there, so more may come.
-            table.branch = (table.shared + len(found)) * self.page_size
+            table.stops.branch = (table.shared + len(found)) * self.page_size
         if resumable:
             self._continue(table, found[:resumable])
         return table.shared * self.page_size
@@ -126,14 +127,14 @@ class KVCache:
             if self._windows is not None:
                 table.window_pages += tuple(self._windows.take() for _ in range(missing))
 
-    def state_step(self, table: BlockTable, *, save: bool) -> StateStep | None:
-        """What the next slice does with the state; None if there are no linear-attention layers.
+    def state_step(self, table: BlockTable, end: int) -> StateStep | None:
+        """What a slice that ends at `end` does with the state; None if there are no linear-attention layers.
 
-        `save`: the slice ends with a page, and a snapshot is wanted there; there is one if a slot can be had.
+        At a stop it leaves a snapshot, if a slot can be had.
         """
         if self._states is None:
             return None
-        if save and self._states.available:
+        if end in table.stops and self._states.available:
             table.save = self._states.take()
         if table.restore is None and table.save is None:
             return table.state_step
@@ -180,7 +181,7 @@ class KVCache:
         for page in table.pages[table.shared :]:
             self._pool.give_back(page)
         table.node, table.pages, table.window_pages = self._tree.root, (), ()
-        table.shared = table.branch = table.due = 0
+        table.shared = table.due = 0
 
     # ---- finding ------------------------------------------------------------------------------------
 
@@ -244,7 +245,7 @@ class KVCache:
         window_pages = [*table.window_pages[: table.shared], *[-1] * len(found)]
         for index in range(max(start, table.shared), end):
             node = found[index - table.shared]
-            window_pages[index] = windows.hold(node)
+            window_pages[index] = windows.hold(node, keep=True)
             table.held.append(node)
         table.window_pages = tuple(window_pages)
         self._let_go(table, windows, start, end)
@@ -283,9 +284,11 @@ class KVCache:
             self._let_go(table, windows, start, table.shared)
 
     def _let_go(self, table: BlockTable, windows: SidePool, start: int, shared: int) -> None:
-        """Lets go the window pages before page `start`."""
-        while table.held and shared - len(table.held) < start:
-            windows.let_go(table.held.popleft())
+        """Lets go the window pages before page `start`; first to be had are those that serve no stop."""
+        for index in range(shared - len(table.held), min(start, shared)):
+            stop = table.stops.next((index + 1) * self.page_size - 1)
+            serves = stop is not None and self._layout.window_start(stop) <= index
+            windows.let_go(table.held.popleft(), keep=serves)
         table.window_pages = (*[-1] * start, *table.window_pages[start:])
 
     def _settle(self, table: BlockTable, states: SidePool) -> None:

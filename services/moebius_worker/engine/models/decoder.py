@@ -38,6 +38,9 @@ class Decoder(Layer):
     # How the family's checkpoints differ from the names in `slots`.
     LAYOUT: ClassVar[Layout] = Layout()
     NORM_NAME: ClassVar[str] = "model.norm"
+    # What attention holds of each row and each key that it may see, beside them: a mask, as truth values and
+    # as numbers.
+    PAIR_BYTES: ClassVar[int] = 5
 
     def __init__(
         self,

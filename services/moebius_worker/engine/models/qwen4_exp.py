@@ -62,6 +62,8 @@ class Qwen4ExpLayer(Layer):
 class Qwen4ExpForCausalLM(MoeDecoder):
     LAYOUT: ClassVar[Layout] = LAYOUT
     NORM_NAME: ClassVar[str] = "model.hyper_connection_mixer"
+    # Each layer masks what it does not select, and ranks the blocks.
+    PAIR_BYTES: ClassVar[int] = 3 * MoeDecoder.PAIR_BYTES
 
     def __init__(self, config: Mapping[str, Any], place: Place) -> None:
         config = {"hc_count": 4, "hc_lowrank": 320, **text_config(config)}

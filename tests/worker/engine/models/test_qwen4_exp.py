@@ -3,7 +3,12 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen4ExpConfig, Qwen4ExpForCausalLM, Qwen4ExpForConditionalGeneration, Qwen4ExpTextConfig
+from transformers import (
+    Qwen4ExpConfig,
+    Qwen4ExpForCausalLM,
+    Qwen4ExpForConditionalGeneration,
+    Qwen4ExpTextConfig,
+)
 
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.models.parameters import Place
@@ -35,8 +40,8 @@ FLASH = (
         "make_ngram_vocab_size_divisible_by": 8,
         # The last part of the second table is smaller than the others.
         "split_ngram_parts": 5,
-        # Of up to 30 blocks 4 are selected. So many heads that for some head each block is positive: of blocks
-        # that score 0 transformers selects those that its sort happens to leave in front.
+        # Of up to 30 blocks 4 are selected. There are so many heads that no block scores 0 with all of them:
+        # of such blocks transformers selects those that its sort happens to leave in front.
         "indexer_n_heads": 12,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 20,

@@ -18,7 +18,7 @@ from .gptq import gptq_scheme
 from .modelopt import modelopt_scheme
 from .mxfp4 import mxfp4_scheme
 
-_DIALECTS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = MappingProxyType(
+DIALECTS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = MappingProxyType(
     {
         "modelopt": modelopt_scheme,
         "compressed-tensors": compressed_tensors_scheme,
@@ -37,11 +37,11 @@ def scheme_of(checkpoint: Checkpoint) -> Scheme:
     declared = declared_quantization(checkpoint.config)
     if declared is None:
         return DeclaredScheme("not quantised", lambda module: None)
-    dialect = _DIALECTS.get(str(declared.get("quant_method")))
+    dialect = DIALECTS.get(str(declared.get("quant_method")))
     if dialect is None:
         raise CheckpointError(
             f"{checkpoint.path} is quantised with {quantization_name(checkpoint.config)}, which is not "
-            f"supported. Supported are {', '.join(_DIALECTS)}, GGUF files, and what is not quantised."
+            f"supported. Supported are {', '.join(DIALECTS)}, GGUF files, and what is not quantised."
         )
     try:
         return dialect(declared)

@@ -1,0 +1,202 @@
+"""Plans of a step as tensors with fixed addresses: what kernels read on the device and a CUDA graph replays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from moebius_kernels.attention_plan import AttentionPlan, Span, plan_attention
+from moebius_kernels.state_plan import StatePlan, plan_states
+
+# Rows of a request that are planned as one tile; a kernel may take a part of a tile at a time.
+TILE_ROWS = 128
+# Tokens of a chunk of linear attention.
+CHUNK_ROWS = 64
+# Counters of a request: as many query heads may a layer have.
+MAX_HEADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAttentionPlan:
+    """What `AttentionPlan` says, for kernels. All tensors but `arrivals` are int32.
+
+    B requests, of which the first `num_decodes` have one row each. Of a request: its first row, how many it
+    has, and the number of keys that its last row sees when it sees all, 0 for padding; these belong to the
+    positions 0, 1, ..., whose pages are its row of `block_tables` [B, P] (before a window anything).
+    `slots` [T]: where each row's key and value go, page * page_size + offset; -1: nowhere. `tiles` [N, 2]:
+    of the requests with several rows, the request and the first row, counted within it, of up to TILE_ROWS;
+    tiles that see many keys first. `window` as of `AttentionPlan`. `arrivals` [B, MAX_HEADS]: zero whenever
+    no attention is under way.
+    """
+
+    num_decodes: int
+    first_rows: torch.Tensor
+    num_rows: torch.Tensor
+    num_keys: torch.Tensor
+    block_tables: torch.Tensor
+    slots: torch.Tensor
+    tiles: torch.Tensor
+    arrivals: torch.Tensor
+    page_size: int
+    window: int | None = None
+
+    def expanded(self, dtype: torch.dtype) -> AttentionPlan:
+        """For the reference. Waits for the device; there must be no padding."""
+        columns = (self.first_rows, self.num_rows, self.num_keys, self.block_tables)
+        requests = sorted(zip(*(column.tolist() for column in columns), strict=True))
+        spans = [Span(keys - rows, rows, pages) for _, rows, keys, pages in requests]
+        device = self.slots.device
+        return plan_attention(spans, page_size=self.page_size, window=self.window, dtype=dtype, device=device)
+
+
+class AttentionPlanner:
+    """Makes the plans of one step after another for the layers with one window, in the same memory.
+
+    Block tables stay on the device from step to step: only what is new in them is sent.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        max_rows: int,
+        max_model_len: int,
+        page_size: int,
+        window: int | None,
+        device: torch.device,
+    ) -> None:
+        self._page_size, self._window, self._device = page_size, window, device
+        self._max_requests, self._max_rows = max_requests, max_rows
+        pages = -(-max_model_len // page_size)
+        self._tables = torch.zeros(max_requests, pages, dtype=torch.int32, device=device)
+        # What is in each row of the tables.
+        self._written: list[tuple[int, ...]] = [()] * max_requests
+        # A tile for each TILE_ROWS rows, and one more for each request.
+        tiles = max_rows // TILE_ROWS + max_requests
+        self._numbers = torch.zeros(
+            3 * max_requests + max_rows + 2 * tiles, dtype=torch.int32, device=device
+        )
+        self._arrivals = torch.zeros(max_requests, MAX_HEADS, dtype=torch.int32, device=device)
+
+    def plan(self, spans: Sequence[Span], *, pad_to: int = 0) -> DeviceAttentionPlan:
+        """A step whose rows are those of `spans`, one after another. It is in force until the next plan.
+
+        `pad_to`: if all spans have one row, rows and requests are filled up to so many that do not exist.
+        """
+        starts = np.cumsum([0, *(span.length for span in spans)])
+        order = sorted(range(len(spans)), key=lambda index: spans[index].length > 1)
+        num_decodes = sum(span.length == 1 for span in spans)
+        num_requests, num_rows = max(len(spans), pad_to), max(int(starts[-1]), pad_to)
+        requests, rows = self._max_requests, self._max_rows
+        assert num_requests <= requests and num_rows <= rows
+        assert pad_to == 0 or num_decodes == len(spans)
+
+        host = _pinned(len(self._numbers), self._device)
+        numbers = host.numpy()
+        first_rows, lengths, num_keys = numbers[: 3 * requests].reshape(3, requests)[:, :num_requests]
+        slots = numbers[3 * requests :][:num_rows]
+        first_rows[:] = np.arange(num_requests)
+        lengths[:], num_keys[:], slots[:] = 1, 0, -1
+        tiles: list[tuple[int, int, int]] = []
+        changes: list[tuple[int, tuple[int, ...]]] = []
+        for request, index in enumerate(order):
+            span, first = spans[index], int(starts[index])
+            first_rows[request], lengths[request], num_keys[request] = first, span.length, span.end
+            slots[first : first + span.length] = self._slots(span)
+            changes.append(self._changes(request, span))
+            if span.length > 1:
+                tiles += ((span.start + row, request, row) for row in range(0, span.length, TILE_ROWS))
+        tiles.sort(reverse=True)
+        used = 3 * requests + (rows + 2 * len(tiles) if tiles else num_rows)
+        numbers[3 * requests + rows :][: 2 * len(tiles)] = [part for _, *tile in tiles for part in tile]
+        self._numbers[:used].copy_(host[:used], non_blocking=True)
+        self._send(changes)
+
+        of_requests = self._numbers[: 3 * requests].view(3, requests)[:, :num_requests]
+        return DeviceAttentionPlan(
+            num_requests if pad_to else num_decodes,
+            *of_requests.unbind(),
+            self._tables[:num_requests],
+            self._numbers[3 * requests :][:num_rows],
+            self._numbers[3 * requests + rows :][: 2 * len(tiles)].view(-1, 2),
+            self._arrivals[:num_requests],
+            self._page_size,
+            self._window,
+        )
+
+    def _slots(self, span: Span) -> "np.ndarray | int":
+        size = self._page_size
+        if span.length == 1:
+            return span.pages[span.start // size] * size + span.start % size
+        positions = np.arange(span.start, span.end)
+        first = span.start // size
+        pages = np.array(span.pages[first : -(-span.end // size)])
+        return pages[positions // size - first] * size + positions % size
+
+    def _changes(self, request: int, span: Span) -> tuple[int, tuple[int, ...]]:
+        """Where in the flat tables something new begins, and the pages from there on."""
+        oldest = 0 if self._window is None else max(0, span.start - self._window + 1)
+        first, last = oldest // self._page_size, -(-span.end // self._page_size)
+        pages = tuple(span.pages[:last])
+        before = self._written[request]
+        known = min(len(before), last)
+        # From one step to the next the tables hold the same objects: this compares hardly anything.
+        new = max(first, known) if before[first:known] == pages[first:known] else first
+        self._written[request] = pages
+        return request * self._tables.shape[1] + new, pages[new:]
+
+    def _send(self, changes: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        count = sum(len(pages) for _, pages in changes)
+        if count == 0:
+            return
+        # Places and pages.
+        host = _pinned(2 * count, self._device).view(2, count)
+        places, numbers = host.numpy()
+        at = 0
+        for place, pages in changes:
+            if pages:
+                end = at + len(pages)
+                places[at:end] = np.arange(place, place + len(pages))
+                numbers[at:end] = pages
+                at = end
+        sent = host.to(self._device, non_blocking=True)
+        self._tables.view(-1).index_copy_(0, sent[0].long(), sent[1])
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatePlan(StatePlan):
+    """A `StatePlan` that kernels can read; its `slots` may be -1, for padding.
+
+    `spans` int32 [S, 4]: of each segment the first row, the row after its last, the slot and its first chunk.
+    `chunks` int32 [N, 2]: of each chunk of up to CHUNK_ROWS rows, its first row and the row after its last.
+    """
+
+    spans: torch.Tensor
+    chunks: torch.Tensor
+
+
+def plan_states_on_device(
+    spans: Sequence[Span], slots: Sequence[int], device: torch.device
+) -> DeviceStatePlan:
+    """As `plan_states`."""
+    plan = plan_states(spans, slots, device)
+    table: list[tuple[int, int, int, int]] = []
+    chunks: list[tuple[int, int]] = []
+    for segment in plan.segments:
+        table.append((segment.first_row, segment.last_row, segment.slot, len(chunks)))
+        firsts = range(segment.first_row, segment.last_row, CHUNK_ROWS)
+        chunks += ((first, min(first + CHUNK_ROWS, segment.last_row)) for first in firsts)
+    return DeviceStatePlan(
+        plan.rows,
+        plan.slots,
+        plan.segments,
+        torch.tensor(table, dtype=torch.int32, device=device).view(-1, 4),
+        torch.tensor(chunks, dtype=torch.int32, device=device).view(-1, 2),
+    )
+
+
+def _pinned(count: int, device: torch.device) -> torch.Tensor:
+    """int32 [count], from which copies to the device need no waiting. PyTorch hands the memory out again when
+    they are done."""
+    return torch.empty(count, dtype=torch.int32, pin_memory=device.type == "cuda")

@@ -1,0 +1,192 @@
+"""Attention of requests with one row each: every KV head's keys are divided among programs (flash decoding)."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moebius_kernels.device_plan import DeviceAttentionPlan
+from moebius_kernels.kv_pages import KvPages
+from moebius_kernels.launch import launch
+from moebius_kernels.triton.attention_scores import (
+    attend_tile,
+    load_queries,
+    slots_of,
+    store_output,
+    with_sinks,
+)
+from moebius_kernels.triton.kv_rows import FORMAT_CODES, scales_of, widths
+from moebius_kernels.triton.targets import overlapping, power_of_two
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+# As many programs as keep a large device busy.
+_PROGRAMS = 528
+_MOST_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiling:
+    """`heads` queries of a KV head and `keys` at a time; a program has at least `least` keys to itself."""
+
+    heads: int
+    keys: int
+    warps: int
+    stages: int
+    least: int
+
+
+def decode_tiling(shared: int, key_dim: int, itemsize: int) -> DecodeTiling:
+    """`shared`: query heads of a KV head."""
+    if key_dim > 256:
+        heads = min(64, max(16, power_of_two(shared)))
+        return DecodeTiling(heads, 32 if itemsize == 2 else 16, 8 if heads == 64 else 4, 2, 128)
+    heads = min(32, max(16, power_of_two(shared)))
+    return DecodeTiling(heads, 64 if key_dim <= 128 else 32, 4, 3 if itemsize == 2 else 2, 128)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    kv_pages: KvPages,
+    plan: DeviceAttentionPlan,
+    output: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    tiling: DecodeTiling | None = None,
+) -> None:
+    """Writes the rows of the plan's decodes to `output` [T, heads, Dv], zeros for padding."""
+    keys, values = kv_pages.keys, kv_pages.values or kv_pages.keys
+    heads, kv_heads = q.shape[1], kv_pages.kv_heads
+    shared = heads // kv_heads
+    tiling = tiling or decode_tiling(shared, keys.dim, q.dtype.itemsize)
+    blocks = triton.cdiv(shared, tiling.heads)
+    groups = plan.num_decodes * kv_heads * blocks
+    if groups == 0:
+        return
+    splits = max(1, min(_MOST_SPLITS, _PROGRAMS // groups))
+    k0, k1 = widths(keys.dim)
+    v0, v1 = widths(kv_pages.value_dim)
+    # Of each program: sums of values, then largest score and sum of weights.
+    partial = q.new_empty((groups * splits, tiling.heads, v0 + v1 + 2) if splits > 1 else 1, dtype=torch.float32)
+    launch(
+        _decode,
+        (groups, splits),
+        q, keys.numbers, scales_of(keys), values.numbers, scales_of(values), q if sinks is None else sinks, output,
+        partial, plan.arrivals, plan.block_tables, plan.first_rows, plan.num_keys,
+        scale, softcap or 0.0, q.stride(0), q.stride(1), plan.block_tables.stride(0), plan.arrivals.stride(0),
+        SHARED=shared, KV_HEADS=kv_heads, BLOCKS=blocks, KEY_DIM=keys.dim, K0=k0, K1=k1,
+        VALUE_DIM=kv_pages.value_dim, VALUE_ROW=values.dim, V0=v0, V1=v1, PAGE=plan.page_size,
+        WINDOW=plan.window or 0, FORMAT=FORMAT_CODES[keys.format], SINKS=sinks is not None, SOFTCAP=softcap is not None,
+        REUSE=kv_pages.values is None and v1 == 0 and v0 == k0 == kv_pages.value_dim,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        M=tiling.heads, N=tiling.keys, LEAST=tiling.least, SPLITS=splits, STAGES=tiling.stages,
+        num_warps=tiling.warps, **overlapping(q),
+    )  # fmt: skip
+
+
+@triton.jit
+def _decode(
+    q, key_numbers, key_scales, value_numbers, value_scales, sinks, output,
+    partial, arrivals, block_tables, first_rows, num_keys,
+    scale, softcap, q_row, q_head, table_row, arrival_row,
+    SHARED: tl.constexpr, KV_HEADS: tl.constexpr, BLOCKS: tl.constexpr, KEY_DIM: tl.constexpr, K0: tl.constexpr, K1: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, FORMAT: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr,
+    REUSE: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One split of the keys of one request and KV head, for M of its query heads. The last of the splits that
+    have keys puts their results together."""
+    pid = tl.program_id(0)
+    split = tl.program_id(1)
+    request = pid // (KV_HEADS * BLOCKS)
+    group = pid % (KV_HEADS * BLOCKS)
+    kv_head = group // BLOCKS
+    own = (group % BLOCKS) * M + tl.arange(0, M)
+    exists = own < SHARED
+    head = kv_head * SHARED + own
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    keys = tl.load(num_keys + request)
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(0, keys - WINDOW)
+    length = keys - oldest
+    share = tl.maximum(LEAST, tl.cdiv(tl.cdiv(length, SPLITS), N) * N)
+    splits = tl.maximum(1, tl.cdiv(length, share))
+    if split >= splits:
+        return
+    row = tl.load(first_rows + request).to(tl.int64)
+    queries = q + row * q_row + head * q_head
+    q0 = load_queries(queries, exists, KEY_DIM, 0, K0)
+    fault = tl.sum(q0.to(tl.float32) * 0.0, 1)
+    q1 = q0
+    if K1 > 0:
+        q1 = load_queries(queries, exists, KEY_DIM, K0, K1)
+        fault += tl.sum(q1.to(tl.float32) * 0.0, 1)
+    table = block_tables + request.to(tl.int64) * table_row
+    largest = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    sums0 = tl.zeros((M, V0), tl.float32)
+    sums1 = sums0 if V1 == 0 else tl.zeros((M, V1 if V1 > 0 else 16), tl.float32)
+    first = oldest + split * share
+    last = tl.minimum(first + share, keys)
+    for start in tl.range(first, last, N, num_stages=STAGES):
+        key = start + tl.arange(0, N)
+        seen = key < last
+        rows = slots_of(table, key, seen, PAGE) * KV_HEADS + kv_head
+        sums0, sums1, largest, total = attend_tile(
+            q0, q1, sums0, sums1, largest, total, rows, seen, seen[None, :],
+            key_numbers, key_scales, value_numbers, value_scales, scale, softcap,
+            KEY_DIM, K0, K1, VALUE_ROW, V0, V1, FORMAT, SOFTCAP, True, REUSE, PRECISION,
+        )  # fmt: skip
+
+    last_here = splits <= 1
+    if SPLITS > 1 and splits > 1:
+        WIDTH: tl.constexpr = V0 + V1 + 2
+        at = partial + ((pid * SPLITS).to(tl.int64) * M + tl.arange(0, M)) * WIDTH
+        mine = at + split * (M * WIDTH)
+        column = tl.arange(0, V0)
+        tl.store(mine[:, None] + column[None, :], sums0, mask=exists[:, None])
+        if V1 > 0:
+            more = V0 + tl.arange(0, V1 if V1 > 0 else 16)
+            tl.store(mine[:, None] + more[None, :], sums1, mask=exists[:, None])
+        tl.store(mine + (V0 + V1), largest, mask=exists)
+        tl.store(mine + (V0 + V1 + 1), total, mask=exists)
+        # All of it is written before this program counts as arrived.
+        tl.debug_barrier()
+        counter = arrivals + request * arrival_row + group
+        last_here = tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1
+        if last_here:
+            tl.store(counter, 0)
+            largest = tl.full((M,), float("-inf"), tl.float32)
+            total = tl.zeros((M,), tl.float32)
+            sums0 = tl.zeros((M, V0), tl.float32)
+            sums1 = sums0 if V1 == 0 else tl.zeros((M, V1 if V1 > 0 else 16), tl.float32)
+            for other in tl.range(0, splits, num_stages=3):
+                theirs = at + other * (M * WIDTH)
+                high = tl.load(theirs + (V0 + V1), mask=exists, other=0.0, cache_modifier=".cg")
+                part = tl.load(theirs + (V0 + V1 + 1), mask=exists, other=0.0, cache_modifier=".cg")
+                top = tl.maximum(largest, high)
+                fade, weight = tl.exp2(largest - top), tl.exp2(high - top)
+                total = total * fade + part * weight
+                values = tl.load(theirs[:, None] + column[None, :], mask=exists[:, None], other=0.0, cache_modifier=".cg")
+                sums0 = sums0 * fade[:, None] + values * weight[:, None]
+                if V1 > 0:
+                    values1 = tl.load(theirs[:, None] + more[None, :], mask=exists[:, None], other=0.0, cache_modifier=".cg")
+                    sums1 = sums1 * fade[:, None] + values1 * weight[:, None]
+                largest = top
+    if last_here:
+        if SINKS:
+            sink = tl.load(sinks + head, mask=exists, other=0.0).to(tl.float32) * _LOG2_E
+            largest, total, fade = with_sinks(largest, total, sink)
+            sums0 = sums0 * fade[:, None]
+            if V1 > 0:
+                sums1 = sums1 * fade[:, None]
+        results = output + (row * (KV_HEADS * SHARED) + head) * VALUE_DIM
+        store_output(results, sums0, total, fault, exists, VALUE_DIM, 0, V0)
+        if V1 > 0:
+            store_output(results, sums1, total, fault, exists, VALUE_DIM, V0, V1)

@@ -1,0 +1,26 @@
+"""What the Triton backends have in common: where they run, and how they are launched."""
+
+from typing import Any
+
+import torch
+import triton
+
+from moebius_kernels.registry import Architecture
+
+# Tensor cores that multiply bf16, and copies to shared memory that nobody waits for.
+ARCHITECTURES: frozenset[Architecture] = frozenset(
+    {(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)}
+)
+# Those that know the type e4m3.
+FP8_ARCHITECTURES = ARCHITECTURES - {(8, 0), (8, 6)}
+
+
+def overlapping(tensor: torch.Tensor) -> dict[str, Any]:
+    """Launch options of a kernel that may begin while the one before it ends (griddepcontrol, sm_90 on)."""
+    able = tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9
+    return {"OVERLAP": able, "launch_pdl": able}
+
+
+def power_of_two(number: int) -> int:
+    """The least that is not smaller."""
+    return int(triton.next_power_of_2(number))

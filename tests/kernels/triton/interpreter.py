@@ -1,0 +1,34 @@
+"""Mends Triton 3.6's interpreter where it differs from what compiled kernels do."""
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+_TORCH_TYPES = {
+    tl.float32: torch.float32,
+    tl.float16: torch.float16,
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+}
+
+
+def mend() -> None:
+    patch_tensor, convert = interpreter._patch_lang_tensor, interpreter._convert_float
+
+    def patched(tensor, scope):
+        patch_tensor(tensor, scope)
+        # A number that was loaded is an array with one element, of which numpy makes no int from 2.4 on.
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    def converted(values, source, target, rounding_mode):
+        """The original rounds halves up, and loses what is carried into the exponent."""
+        if source not in _TORCH_TYPES or target not in _TORCH_TYPES:
+            return convert(values, source, target, rounding_mode)
+        bits = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+        raw = torch.from_numpy(np.ascontiguousarray(values).view(bits[values.dtype.itemsize]))
+        wide = raw.view(_TORCH_TYPES[source]).float()
+        target_type = _TORCH_TYPES[target]
+        return wide.to(target_type).view(getattr(torch, f"uint{8 * target_type.itemsize}")).numpy()
+
+    interpreter._patch_lang_tensor, interpreter._convert_float = patched, converted

@@ -1,0 +1,69 @@
+"""What Triton writes to pages against what the reference writes."""
+
+import pytest
+import torch
+
+from moebius_kernels import paged_attention as reference
+from moebius_kernels.attention_plan import Span
+from moebius_kernels.kv_pages import KvFormat, KvPages
+from moebius_kernels.triton.write_kv import write_kv
+from tests.kernels.paged_world import DEVICE
+from tests.kernels.triton.device_world import DeviceWorld
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+def stored(pages: KvPages):
+    """All tensors of the pages, as integers."""
+    parts = [rows for rows in (pages.keys, pages.values) if rows is not None]
+    tensors = [tensor for rows in parts for tensor in (rows.numbers, rows.scales) if tensor is not None]
+    return [tensor.view(torch.uint8) for tensor in tensors]
+
+
+@pytest.mark.parametrize("format", KvFormat)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("kv_heads", "key_dim", "value_dim", "values_in_keys"),
+    [(2, 64, 64, False), (3, 40, 24, False), (1, 80, 64, True), (1, 576, 512, True), (5, 128, 32, False)],
+)
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+def test_the_same_bits_as_the_reference(format, dtype, kv_heads, key_dim, value_dim, values_in_keys, size):
+    dims = {"key_dim": key_dim, "value_dim": value_dim, "values_in_keys": values_in_keys}
+    worlds = [DeviceWorld(kv_heads, kv_heads, 8, num_pages=9, dtype=dtype, format=format, **dims) for _ in range(2)]
+    spans = [Span(5, 11, (4, 2)), Span(7, 1, (7,)), Span(0, 3, (0,))]
+    plan = worlds[0].plan(spans)
+    k = size * worlds[0].random(15, kv_heads, key_dim)
+    v = None if values_in_keys else size * worlds[0].random(15, kv_heads, value_dim)
+    k[2, 0, 5], k[4, 0], k[9, -1, 0] = float("nan"), 0.0, float("-inf")
+    if v is not None:
+        v[7, 0, 1] = float("inf")
+    got = write_kv(k, v, worlds[0].pages, plan)
+    expected = reference.write_kv(k, v, worlds[1].pages, plan.expanded(dtype))
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got, expected, equal_nan=True)
+    for mine, theirs in zip(stored(worlds[0].pages), stored(worlds[1].pages), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_rows_that_are_slices_of_a_wider_tensor():
+    world, other = (DeviceWorld(2, 2, 8, num_pages=4) for _ in range(2))
+    wide = world.random(6, 500)
+    k, v = wide[:, 100:164].unflatten(1, (2, 32)), wide[:, 300:364].unflatten(1, (2, 32))
+    plan = world.plan([Span(0, 6, (3,))])
+    write_kv(k, v, world.pages, plan)
+    reference.write_kv(k, v, other.pages, plan.expanded(torch.float32))
+    for mine, theirs in zip(stored(world.pages), stored(other.pages), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_every_number_of_e4m3_and_of_int8_is_met():
+    for format, numbers in ((KvFormat.FP8, 253), (KvFormat.INT8, 255)):
+        world = DeviceWorld(1, 1, 8, num_pages=40, key_dim=32, value_dim=32, format=format)
+        values = torch.linspace(-1, 1, 300 * 31, device=DEVICE).reshape(300, 1, 31)
+        if format is KvFormat.FP8:
+            values = values.sign() * 2.0 ** (-18 * (1 - values.abs()))
+        k = torch.cat((values, torch.ones(300, 1, 1, device=DEVICE)), dim=-1).contiguous()
+        plan = world.plan([Span(0, 300, tuple(range(38)))])
+        write_kv(k, k, world.pages, plan)
+        written = world.pages.keys.numbers.flatten(0, 1)[:300].view(torch.uint8)
+        assert len(written.unique()) >= numbers
