@@ -26,6 +26,7 @@ START_TIMEOUT = 90.0
 class Stack:
     process: asyncio.subprocess.Process
     url: str
+    admin_url: str
     state_dir: Path
     log: Path
 
@@ -44,7 +45,7 @@ class Stack:
     async def metric(self, name: str) -> float:
         """The sum over all label sets of a gateway metric; an unknown name is an error."""
         async with self.client() as client:
-            text = (await client.get("/metrics")).text
+            text = (await client.get(f"{self.admin_url}/metrics")).text
         values = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
         assert values, f"the gateway exports no {name}"
         return sum(map(float, values))
@@ -69,7 +70,7 @@ async def stack(
 ) -> AsyncIterator[Stack]:
     """Starts the stack, waits until it is ready, and at the end stops it as Ctrl-C does."""
     state_dir.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port, admin = free_port(), f"127.0.0.1:{free_port()}"
     log = state_dir / "up.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -79,9 +80,9 @@ async def stack(
             *("--question", ""),
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | (env or {}),
+            env=os.environ | {"MOEBIUS_GATEWAY_ADMIN_LISTEN": admin} | (env or {}),
         )
-    running = Stack(process, f"http://127.0.0.1:{port}", state_dir, log)
+    running = Stack(process, f"http://127.0.0.1:{port}", f"http://{admin}", state_dir, log)
     try:
         await until(lambda: _ready(running), START_TIMEOUT, f"ready; see {log}")
         yield running

@@ -3,24 +3,30 @@
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from moebius_kernels.calls import CALLS, key_of, named_arguments, shapes_of
 from moebius_kernels.operations import OPERATION_NAMES, Operations
 from moebius_kernels.plan import Choice, Plan
-from moebius_kernels.recorder import FlightRecorder
 from moebius_kernels.registry import Registry
 
 # Called with an operation and the key of a call that the plan does not know.
 Unplanned = Callable[[str, str], None]
 
 
+class Recorder(Protocol):
+    """Notes what is done last, for those who find out why a process died."""
+
+    def prepare(self, operation: str, backend: str, shapes: str) -> Callable[[int], None]:
+        """What is called, with the number of tokens, each time before this is done."""
+        ...
+
+
 class _Step(NamedTuple):
     """What serves the calls of a site up to some token count."""
 
     function: Callable[..., Any]
-    # Ready for the flight recorder.
-    record: bytes
+    note: Callable[[int], None] | None
 
 
 class _Site(NamedTuple):
@@ -36,6 +42,7 @@ class _Dispatch:
     operation: str
     plan: Plan
     registry: Registry
+    recorder: Recorder | None
     unplanned: Unplanned
 
     def site(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Site:
@@ -49,13 +56,14 @@ class _Dispatch:
 
     def _step(self, name: str, key: str) -> _Step:
         functions = {backend.name: backend.function for backend in self.registry.of(self.operation)}
-        return _Step(functions[name], FlightRecorder.record(self.operation, name, key))
+        note = self.recorder and self.recorder.prepare(self.operation, name, key)
+        return _Step(functions[name], note)
 
 
 def bind(
     plan: Plan,
     registry: Registry,
-    recorder: FlightRecorder | None = None,
+    recorder: Recorder | None = None,
     unplanned: Unplanned = lambda operation, key: None,
 ) -> Operations:
     """The operations of a plan. Calls that it does not know, and larger ones, go to the reference.
@@ -65,9 +73,8 @@ def bind(
     known = {str(backend) for backend in registry.backends}
     if lost := {_full_name(choice) for choice in plan.choices} - known:
         raise ValueError(f"the plan chose {', '.join(sorted(lost))}, which is not there")
-    note = (lambda record, tokens: None) if recorder is None else recorder.note
     return Operations(
-        **{name: _bound(_Dispatch(name, plan, registry, unplanned), note) for name in OPERATION_NAMES}
+        **{name: _bound(_Dispatch(name, plan, registry, recorder, unplanned)) for name in OPERATION_NAMES}
     )
 
 
@@ -75,7 +82,7 @@ def _full_name(choice: Choice) -> str:
     return f"{choice.operation}:{choice.backend}"
 
 
-def _bound(dispatch: _Dispatch, note: Callable[[bytes, int], None]) -> Callable[..., Any]:
+def _bound(dispatch: _Dispatch) -> Callable[..., Any]:
     site_of = CALLS[dispatch.operation].site
     sites: dict[Hashable, _Site] = {}
 
@@ -85,8 +92,9 @@ def _bound(dispatch: _Dispatch, note: Callable[[bytes, int], None]) -> Callable[
         if site is None:
             site = sites[site_key] = dispatch.site(args, kwargs)
         tokens = args[0].shape[0]
-        function, record = site.steps[bisect_left(site.edges, tokens)]
-        note(record, tokens)
+        function, note = site.steps[bisect_left(site.edges, tokens)]
+        if note is not None:
+            note(tokens)
         return function(*args, **kwargs)
 
     return call

@@ -1,5 +1,6 @@
 """Which implementations of the operations exist, and what each says it needs. None is trusted on its word."""
 
+import contextlib
 import importlib
 import importlib.util
 import pkgutil
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moebius_kernels.calls import MatrixShape, key_of
+from moebius_kernels.jit.nvcc import CudaSource
 from moebius_kernels.operations import OPERATION_NAMES, REFERENCE
 
 # Packages each of whose modules may have a table `BACKENDS`.
@@ -141,6 +143,16 @@ def gather(providers: Sequence[str] = PROVIDERS) -> Registry:
             raise ValueError(f"two backends are called {backend}")
         seen.add(str(backend))
     return Registry(tuple(backends), missing)
+
+
+def cuda_sources(providers: Sequence[str] = PROVIDERS) -> tuple[CudaSource, ...]:
+    """The tables `SOURCES` of the same modules: what can be compiled ahead. Modules that cannot be imported
+    have none."""
+    sources: list[CudaSource] = []
+    for module in _modules(providers):
+        with contextlib.suppress(Exception):
+            sources += getattr(importlib.import_module(module), "SOURCES", ())
+    return tuple(sources)
 
 
 def refusal(backend: Backend, query: Query, limit: int | None = None) -> str | None:

@@ -4,6 +4,9 @@ import typer
 
 from moebius_cli.chat import chat
 from moebius_cli.inspect import inspect
+from moebius_cli.kernels import kernels
+from moebius_cli.keys import keys
+from moebius_cli.preflight import preflight
 from moebius_cli.status import status
 from moebius_cli.up import up
 from moebius_cli.upcycle import upcycle
@@ -14,5 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (up, status, chat, inspect, upcycle):
+for command in (up, status, chat, inspect, upcycle, preflight):
     app.command()(command)
+app.add_typer(kernels, name="kernels")
+app.add_typer(keys, name="keys")

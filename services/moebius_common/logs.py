@@ -1,14 +1,18 @@
 """Log lines: structlog to stderr, JSON or for people; those of libraries in the same form."""
 
 import logging
+import re
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 from structlog.typing import EventDict, Processor
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+# What looks like an API key is in no line, whoever put it there.
+SECRET = re.compile(r"\b(sk-|bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 
 
 def configure_logs(log_format: LogFormat, level: LogLevel = "info", **fields: object) -> None:
@@ -42,7 +46,11 @@ def configure_logs(log_format: LogFormat, level: LogLevel = "info", **fields: ob
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last, _mask],
         )
     )
     logging.basicConfig(level=least, handlers=[handler], force=True)
+
+
+def _mask(logger: Any, method: str, line: Any) -> str:
+    return SECRET.sub(r"\1***", line)

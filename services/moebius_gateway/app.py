@@ -10,6 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moebius_gateway.admission.backend import GatedBackend
+from moebius_gateway.admission.gate import Gate
+from moebius_gateway.admission.limits import GateOptions
+from moebius_gateway.admission.metrics import AdmissionMetrics
 from moebius_gateway.api.backend import Backend
 from moebius_gateway.api.context import context_of
 from moebius_gateway.api.errors import SERVER_ERROR, ApiError, invalid, of_generation, unknown_url
@@ -20,6 +24,7 @@ from moebius_gateway.api.middleware import RequestMiddleware
 from moebius_gateway.api.model_routes import model_router
 from moebius_gateway.api.responses.routes import responses_router
 from moebius_gateway.api.services import Services
+from moebius_gateway.auth.key_ring import KeyRing
 from moebius_gateway.metrics import GatewayMetrics
 from moebius_gateway.settings import GatewaySettings
 from moebius_gateway.text.errors import PromptError, TextError
@@ -30,22 +35,41 @@ from moebius_gateway.types import GenerationError
 TEXT_MODELS_INTERVAL = 0.5
 
 
-def build_app(
+def build_services(
     settings: GatewaySettings, backend: Backend, lifecycle: Lifecycle, registry: CollectorRegistry
-) -> FastAPI:
-    """The app starts and stops `backend` with itself; whoever runs the app drains `lifecycle` first."""
-    texts = TextModels(backend.tokenizer_files, settings.answer_formats)
-    services = Services(settings, backend, texts, lifecycle, GatewayMetrics(registry), registry)
+) -> Services:
+    """What the apps work with. Raises `KeysError` if the file with API keys cannot be used."""
+    options = GateOptions(settings.max_waiting, settings.max_wait)
+    gate = Gate(options, backend.ready_workers, AdmissionMetrics(registry))
+    return Services(
+        settings,
+        GatedBackend(backend, gate),
+        TextModels(backend.tokenizer_files, settings.answer_formats),
+        lifecycle,
+        GatewayMetrics(registry),
+        registry,
+        gate,
+        KeyRing(settings.api_keys, registry),
+    )
+
+
+def build_app(services: Services) -> FastAPI:
+    """The app starts and stops the backend with itself; whoever runs it drains `lifecycle` first."""
+    backend, texts = services.backend, services.texts
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
         await backend.start()
-        loading = asyncio.create_task(texts.keep_loaded(backend.models, TEXT_MODELS_INTERVAL))
+        keeping = [
+            asyncio.create_task(texts.keep_loaded(backend.models, TEXT_MODELS_INTERVAL)),
+            asyncio.create_task(services.keys.keep_current()),
+        ]
         try:
             yield
         finally:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
+            for task in keeping:
+                task.cancel()
+            await asyncio.gather(*keeping, return_exceptions=True)
             await backend.stop()
 
     app = FastAPI(title="Moebius", openapi_url=None, lifespan=running, redirect_slashes=False)
@@ -53,12 +77,7 @@ def build_app(
     app.include_router(responses_router(services))
     app.include_router(model_router(backend))
     app.include_router(health_router(services))
-    app.add_middleware(
-        RequestMiddleware,
-        lifecycle=lifecycle,
-        metrics=services.metrics,
-        max_body_bytes=settings.max_body_bytes,
-    )
+    app.add_middleware(RequestMiddleware, services=services)
     for error in (ApiError, GenerationError, TextError, PromptError, HTTPException):
         app.add_exception_handler(error, _refuse)
     return app

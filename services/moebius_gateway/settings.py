@@ -2,15 +2,17 @@
 
 import os
 import socket
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from moebius_common.address import Address, split_address
+from moebius_common.address import Address
 from moebius_common.logs import LogFormat, LogLevel
 from moebius_common.settings import ServiceSettings
 from moebius_gateway.text.parsing.registry import names
+from moebius_gateway.workers.channel import WorkerTls
 
 
 def _split(value: Any) -> Any:
@@ -47,15 +49,51 @@ class GatewaySettings(ServiceSettings):
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
         description="names this gateway to workers",
     )
+    admin_listen: Address | None = Field(
+        None,
+        description="host:port for those who run the gateway: /metrics, /drain, /debug/... without a key; "
+        "keep it from clients. Left out: none of these is served",
+    )
+    api_keys: Path | None = Field(
+        None,
+        description="file with the hashes of API keys, read again when it changes; `moebius keys` writes it. "
+        "Left out: nobody needs a key",
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file with the certificate chain for HTTPS, read again when it changes. "
+        "Left out: HTTP",
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the key of that certificate")
+    worker_tls_ca: Path | None = Field(
+        None,
+        description="PEM file with the authorities that sign workers' certificates. Left out: workers are "
+        "spoken to without TLS",
+    )
+    worker_tls_cert: Path | None = Field(
+        None, description="PEM file with the certificate that the gateway shows to workers"
+    )
+    worker_tls_key: Path | None = Field(None, description="PEM file with the key of that certificate")
+    worker_tls_name: str | None = Field(
+        None,
+        description="the name in the workers' certificates. Left out: the host by which each is addressed",
+    )
     request_timeout: float = Field(
         600.0,
         gt=0,
-        description="seconds a request may take unless its X-Request-Timeout header says otherwise",
+        description="seconds a request may take unless its header Timeout or X-Request-Timeout says "
+        "otherwise",
     )
     max_request_timeout: float = Field(
-        3600.0, gt=0, description="the most that X-Request-Timeout may say, seconds"
+        3600.0, gt=0, description="the most that these headers may say, seconds"
     )
     max_body_bytes: int = Field(16 * 2**20, gt=0, description="largest request body")
+    max_header_bytes: int = Field(64 * 2**10, gt=0, description="most bytes of a request's URL and headers")
+    max_headers: int = Field(100, gt=0, description="most headers of a request")
+    max_messages: int = Field(2048, gt=0, description="most messages of a chat")
+    max_schema_bytes: int = Field(
+        256 * 2**10, gt=0, description="most bytes of JSON schemas and grammars in a request, tools included"
+    )
     keep_alive_interval: float = Field(
         10.0,
         gt=0,
@@ -65,7 +103,12 @@ class GatewaySettings(ServiceSettings):
         5.0, gt=0, description="seconds without a word from a worker after which its requests move"
     )
     max_waiting: int = Field(
-        1024, ge=0, description="requests that may wait for a worker; more are refused with 429"
+        1024, ge=0, description="sequences that may wait for their turn; more are refused with 429"
+    )
+    max_wait: float = Field(
+        60.0,
+        gt=0,
+        description="seconds; a request that is expected to wait longer for its turn is refused with 429",
     )
     drain_grace: float = Field(
         30.0,
@@ -80,7 +123,19 @@ class GatewaySettings(ServiceSettings):
     log_format: LogFormat = Field("console", description="how log lines are written to stderr")
     log_level: LogLevel = Field("info", description="least severe level logged")
 
+    @model_validator(mode="after")
+    def _complete(self) -> "GatewaySettings":
+        for one, other in (("tls_cert", "tls_key"), ("worker_tls_cert", "worker_tls_key")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
+                raise ValueError(f"{flags[0]} and {flags[1]} go together")
+        if self.worker_tls_cert is not None and self.worker_tls_ca is None:
+            raise ValueError("--worker-tls-cert needs --worker-tls-ca")
+        return self
+
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port of `listen`."""
-        return split_address(self.listen)
+    def worker_tls(self) -> WorkerTls | None:
+        """How to speak TLS with workers; None: not at all."""
+        if self.worker_tls_ca is None:
+            return None
+        return WorkerTls(self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key, self.worker_tls_name)

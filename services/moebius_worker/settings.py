@@ -1,8 +1,10 @@
 """The worker's settings."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from moebius_common.address import Address
@@ -20,6 +22,15 @@ class InjectedFault(BaseModel):
     action: Literal["raise", "kill", "hang"]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerTls:
+    """PEM files. `client_ca`: who signs the certificates of those that may connect; None: everybody may."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
 class WorkerSettings(ServiceSettings):
     """Serves one model on one device over gRPC, and restarts its engine process when that dies or hangs."""
 
@@ -35,6 +46,17 @@ class WorkerSettings(ServiceSettings):
     listen: Address = Field(
         "127.0.0.1:7601",
         description="host:port of the gRPC service. Port 0 takes a free one; the log says which.",
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file with the certificate of the gRPC service, read again when it changes. "
+        "Left out: no TLS.",
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the key of that certificate.")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="PEM file with the authorities that sign the certificates of gateways and controllers. "
+        "Left out: they need none.",
     )
     metrics_listen: Address | None = Field(
         None, description="host:port of the Prometheus metrics. Left out: no metrics are served."
@@ -101,3 +123,18 @@ class WorkerSettings(ServiceSettings):
         description="For tests only. JSON list of {token_id, action: raise|kill|hang}: the engine does "
         "that in a step that computes the token.",
     )
+
+    @model_validator(mode="after")
+    def _complete(self) -> "WorkerSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-client-ca needs --tls-cert")
+        return self
+
+    @property
+    def tls(self) -> WorkerTls | None:
+        """How to speak TLS; None: not at all."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return WorkerTls(self.tls_cert, self.tls_key, self.tls_client_ca)

@@ -9,24 +9,27 @@ operations at 790 TFLOP/s, whichever is longer.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
+import os
+import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from moebius_kernels.activations import SILU
 from moebius_kernels.experts import ExpertWeights
-from moebius_kernels.formats.dense import dense
+from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.router import Route, topk_softmax
 from moebius_kernels.triton.experts import expert_tiling, tiled_experts
 from moebius_kernels.triton.tiling import ExpertTiling, Tiling
 from tests.kernels.triton.matrices import FORMATS, random_matrix
 
 BANDWIDTH, FLOPS = 4.3e12, 790e12
-L2 = 120e6
 DEVICE = torch.device("cuda")
 
 
@@ -119,45 +122,104 @@ def floor(weights: ExpertWeights, shape: Shape, tokens: int) -> tuple[float, flo
 
 
 def sets_for(format, shape: Shape) -> int:
-    one = random_size(format, shape)
-    return max(6 if one < 3e8 else 3, -(-int(L2) // int(one / shape.experts * shape.top_k)) if one < 4e8 else 3)
+    row = StoredMatrix.empty(format, (shape.hidden, shape.inner), torch.device("meta"))
+    return 12 if 3 * row.nbytes * shape.experts < 5e8 else 6
 
 
-def random_size(format, shape: Shape) -> float:
-    from moebius_kernels.formats.format import StoredMatrix
-
-    meta = StoredMatrix.empty(format, (shape.hidden, shape.inner), torch.device("meta"))
-    return 3 * meta.nbytes * shape.experts
-
-
-def candidates(format: str, tokens_a_slot: float) -> list[ExpertTiling]:
-    """Gate_up and down are varied together: the largest gains come with the first few."""
-    wide = format == "bf16"
-    found = []
-    if tokens_a_slot <= 16:
-        for rows, columns, warps, stages in (
-            (64, 128, 4, 4), (32, 128, 4, 4), (32, 256, 4, 3), (64, 256, 4, 3), (32, 256, 2, 4), (32, 128, 2, 4),
-            (64, 64, 4, 5),
-        ):  # fmt: skip
-            if wide and columns == 256:
-                continue
-            found.append(ExpertTiling(Tiling(8, rows, columns, warps, stages), Tiling(8, rows, columns, warps, stages)))
-    if tokens_a_slot >= 2:
-        for tokens, rows, columns, warps, stages in ((16, 64, 128, 4, 3), (32, 64, 128, 4, 3), (16, 32, 128, 2, 4)):
-            found.append(ExpertTiling(Tiling(tokens, rows, columns, warps, stages), Tiling(tokens, rows, columns, warps, stages)))
+def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling], list[Tiling]]]:
+    """By tokens of a tile, what is tried for gate and up, and for down."""
+    found: dict[int, tuple[list[Tiling], list[Tiling]]] = {}
+    dense_form = format == "bf16"
+    if tokens_a_slot <= 12:
+        if dense_form:
+            small = [(64, 64, 4, 5), (64, 128, 4, 3), (32, 128, 2, 4), (32, 64, 2, 6), (128, 64, 4, 4), (16, 128, 1, 5)]
+        else:
+            small = [(64, 128, 4, 4), (64, 256, 4, 3), (32, 256, 2, 3), (32, 128, 2, 5), (16, 256, 1, 4), (128, 128, 8, 4)]
+        tiles = [Tiling(8, *one) for one in small]
+        found[8] = tiles, tiles
+    if 1 < tokens_a_slot <= 32:
+        tiles = [Tiling(16, 32, 128, 2, 4), Tiling(16, 64, 64, 4, 4), Tiling(16, 64, 128, 4, 3)]
+        found[16] = tiles, tiles
+        tiles = [Tiling(32, 64, 128, 4, 3), Tiling(32, 64, 64, 4, 4)]
+        found[32] = tiles, tiles
     if tokens_a_slot >= 16:
-        for tokens, rows, down_rows, columns, warps, stages, swap in (
-            (64, 64, 128, 64, 4, 4, True), (128, 64, 128, 64, 8, 3, True), (128, 64, 128, 64, 8, 3, False),
-            (128, 128, 256, 64, 8, 3, True), (128, 128, 256, 64, 8, 3, False), (256, 64, 128, 64, 8, 3, True), (64, 64, 128, 64, 4, 4, False),
-            (128, 64, 128, 64, 4, 3, True), (128, 64, 128, 64, 4, 3, False),
-        ):  # fmt: skip
-            found.append(
-                ExpertTiling(
-                    Tiling(tokens, rows, columns, warps, stages, swap=swap),
-                    Tiling(tokens, down_rows, columns, warps, stages, swap=swap),
-                )
-            )
+        tiles = [Tiling(64, 64, 64, 4, 4, swap=swap) for swap in (True, False)]
+        found[64] = tiles, tiles + [Tiling(64, 128, 64, 4, 4, swap=swap) for swap in (True, False)]
+    if tokens_a_slot >= 64:
+        one = [Tiling(128, 64, 64, 8, 4, swap=swap) for swap in (True, False)]
+        one += [Tiling(128, 64, 64, 4, 3, swap=swap) for swap in (True, False)]
+        two = [Tiling(128, 128, 64, 8, 3, swap=swap) for swap in (True, False)]
+        down = [Tiling(128, 256, 64, 8, 3, swap=swap) for swap in (True, False)]
+        found[128] = one + two, one + two + down
+        found[256] = [Tiling(256, 64, 64, 8, 3)], [Tiling(256, 128, 64, 8, 3), Tiling(256, 64, 64, 8, 3)]
     return found
+
+
+@dataclass(frozen=True)
+class Found:
+    us: float
+    error: float
+    tiling: ExpertTiling
+
+
+@dataclass
+class Bench:
+    """Measures tilings of one shape, format and token count."""
+
+    shape_name: str
+    format: str
+    tokens: int
+    weights: list[ExpertWeights]
+    repeats: int
+    log: Path | None
+
+    def measure(self, tiling: ExpertTiling) -> Found | None:
+        shape = SHAPES[self.shape_name]
+        used = self.weights if self.tokens <= 512 else self.weights[:3]
+        try:
+            wrong = error(self.weights[0], shape, min(self.tokens, 256), tiling)
+            us = microseconds(used, shape, self.tokens, tiling, self.repeats)
+        except Exception as problem:
+            print(self.shape_name, self.format, self.tokens, short(tiling), str(problem)[-120:], flush=True)
+            return None
+        if self.log:
+            record = {"shape": self.shape_name, "format": self.format, "tokens": self.tokens}
+            with self.log.open("a") as file:
+                file.write(json.dumps(record | {"us": us, "error": wrong} | asdict(tiling)) + "\n")
+        return Found(us, wrong, tiling)
+
+    def tune(self) -> Found | None:
+        slots = SHAPES[self.shape_name].experts / SHAPES[self.shape_name].top_k
+        best: list[Found] = []
+        for gate_ups, downs in candidates(self.format, self.tokens / slots).values():
+            trials = [self.measure(ExpertTiling(one, downs[0])) for one in gate_ups]
+            good = [one for one in trials if one]
+            if good:
+                first = min(good, key=lambda one: one.us)
+                trials = [self.measure(ExpertTiling(first.tiling.gate_up, one)) for one in downs[1:]]
+                best.append(min([first, *(one for one in trials if one)], key=lambda one: one.us))
+        return min(best, key=lambda one: one.us) if best else None
+
+
+def compile_all(args: argparse.Namespace) -> None:
+    """One of several processes, each of which compiles its share of what `tune` will use."""
+    part, of = args.compile
+    jobs = []
+    for shape, name, tokens in itertools.product(args.shapes, args.formats, args.tokens):
+        slots = SHAPES[shape].experts / SHAPES[shape].top_k
+        if args.tune:
+            for gate_ups, downs in candidates(name, tokens / slots).values():
+                pairs = itertools.zip_longest(gate_ups, downs)
+                jobs += [(shape, name, tokens, ExpertTiling(a or gate_ups[0], b or downs[0])) for a, b in pairs]
+        else:
+            jobs.append((shape, name, tokens, None))
+    for shape, name, tokens, tiling in jobs[part::of]:
+        small = replace(SHAPES[shape], experts=max(16, SHAPES[shape].top_k))
+        weights = make(FORMATS[name], small, 1)[0]
+        x, route = inputs(small, tokens)
+        with contextlib.suppress(Exception):
+            tiling = tiling or expert_tiling(tokens, SHAPES[shape].experts, SHAPES[shape].top_k, weights)
+            tiled_experts(x, route, weights, SILU, tiling)
 
 
 def main() -> None:
@@ -168,52 +230,42 @@ def main() -> None:
     parser.add_argument("--tune", type=Path)
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--compile", nargs=2, type=int)
     args = parser.parse_args()
+    if args.compile:
+        return compile_all(args)
     began = time.monotonic()
-    lines = []
-    for shape_name in args.shapes:
+    parts = str(os.cpu_count() or 1)
+    command = [sys.executable, "-m", "tests.bench.gpu_experts", *sys.argv[1:], "--compile"]
+    workers = [subprocess.Popen([*command, str(part), parts]) for part in range(int(parts))]
+    for worker in workers:
+        worker.wait()
+    print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
+    for shape_name, name in itertools.product(args.shapes, args.formats):
         shape = SHAPES[shape_name]
-        for name in args.formats:
-            weights = make(FORMATS[name], shape, sets_for(FORMATS[name], shape))
-            for tokens in args.tokens:
-                if time.monotonic() - began > args.seconds:
-                    break
-                x, route = inputs(shape, tokens)
+        weights = make(FORMATS[name], shape, sets_for(FORMATS[name], shape))
+        for tokens in args.tokens:
+            if time.monotonic() - began > args.seconds:
+                break
+            bench = Bench(shape_name, name, tokens, weights, args.repeats, args.tune)
+            chosen = expert_tiling(tokens, shape.experts, shape.top_k, weights[0])
+            found = bench.tune() if args.tune else bench.measure(chosen)
+            if found:
                 least, size = floor(weights[0], shape, tokens)
-                used = weights if tokens <= 512 else weights[:3]
-                tilings = [expert_tiling(x, route, weights[0])]
-                if args.tune:
-                    tilings = candidates(name, tokens * shape.top_k / shape.experts)
-                found = []
-                for tiling in tilings:
-                    try:
-                        wrong = error(weights[0], shape, min(tokens, 256), tiling)
-                        us = microseconds(used, shape, tokens, tiling, args.repeats)
-                    except Exception as problem:
-                        print(shape_name, name, tokens, tiling, type(problem).__name__, str(problem)[-160:], flush=True)
-                        continue
-                    found.append((us, wrong, tiling))
-                    if args.tune:
-                        record = {"shape": shape_name, "format": name, "tokens": tokens, "us": us, "error": wrong, **asdict(tiling)}
-                        with args.tune.open("a") as file:
-                            file.write(json.dumps(record) + "\n")
-                if not found:
-                    continue
-                us, wrong, tiling = min(found, key=lambda one: one[0])
-                lines.append(
-                    f"{shape_name:8} {name:9} {tokens:6} {us:8.1f} us {size / us / 1e3:6.0f} GB/s {100 * least / us:4.0f}% "
-                    f"err {max(one[1] for one in found):.1e} {short(tiling)}"
+                print(
+                    f"{shape_name:7} {name:9} {tokens:5} {found.us:7.1f} us {size / found.us / 1e3:5.0f} GB/s "
+                    f"{100 * least / found.us:3.0f}% err {found.error:.1e} {short(found.tiling)}",
+                    flush=True,
                 )
-                print(lines[-1], flush=True)
-            del weights
-            torch.cuda.empty_cache()
+        del weights
+        torch.cuda.empty_cache()
     print(f"{time.monotonic() - began:.0f} s")
-    sys.stdout.flush()
+    return None
 
 
 def short(tiling: ExpertTiling) -> str:
     return " | ".join(
-        f"{t.tokens}x{t.rows}x{t.columns} w{t.warps} s{t.stages} k{t.splits}{'' if t.swap else ' plain'}"
+        f"{t.tokens}x{t.rows}x{t.columns} w{t.warps} s{t.stages}{f' k{t.splits}' if t.splits > 1 else ''}{'' if t.swap else ' plain'}"
         for t in (tiling.gate_up, tiling.down)
     )
 

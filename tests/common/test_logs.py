@@ -19,7 +19,8 @@ try:
     secret = "what a user wrote"
     raise RuntimeError("broken")
 except RuntimeError:
-    log.exception("failed", worker="w")
+    log.exception("failed", worker="w", key="sk-moebius-" + "x" * 20)
+log.info("Authorization: Bearer " + "y" * 20, task="ask-somebody-something-long")
 """
 
 
@@ -32,12 +33,14 @@ def lines(log_format: str) -> list[str]:
 
 
 def test_json() -> None:
-    thread, library, failed = map(json.loads, lines("json"))
+    thread, library, failed, masked = map(json.loads, lines("json"))
     assert (thread["event"], thread["process"], thread["logger"]) == ("from a thread", "front", "mine")
     assert (library["event"], library["level"], library["logger"]) == ("of others", "warning", "library")
     assert library["process"] == "front"
     assert library["request_id"] == failed["request_id"] == "r"
     assert "RuntimeError: broken" in failed["exception"]
+    assert failed["key"] == "sk-***"
+    assert (masked["event"], masked["task"]) == ("Authorization: Bearer ***", "ask-somebody-something-long")
     assert "what a user wrote" not in failed["exception"].replace('secret = "what a user wrote"', "")
 
 
@@ -47,3 +50,5 @@ def test_console() -> None:
     assert "of others" in text
     assert "process=front" in text
     assert "too little" not in text
+    assert "xxx" not in text
+    assert "yyy" not in text

@@ -6,18 +6,20 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from moebius_gateway.api.lifecycle import Lifecycle
-from moebius_gateway.app import build_app
+from moebius_gateway.api.services import Services
+from moebius_gateway.app import build_app, build_services
+from moebius_gateway.http_protocol import bounded
+from moebius_gateway.server import Server
 from moebius_gateway.settings import GatewaySettings
 from moebius_gateway.text.model import TextModel
 from moebius_gateway.types import FinishReason, Generation, ModelInfo, TokenLogprobs, Tokens
@@ -43,6 +45,7 @@ class ScriptedBackend:
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     known: list[ModelInfo] = field(default_factory=lambda: [MODEL])
     is_ready: bool = True
+    max_running: int = 1000
     script: Script | None = None
     generations: list[Generation] = field(default_factory=list)
     running: int = 0
@@ -79,10 +82,12 @@ class ScriptedBackend:
     def ready(self, model_id: str | None = None) -> bool:
         return self.is_ready and bool(self.known)
 
+    def ready_workers(self, model_id: str) -> list[WorkerView]:
+        return self.workers() if self.is_ready else []
+
     def workers(self) -> list[WorkerView]:
-        return [
-            WorkerView("127.0.0.1:1", WorkerState.READY if self.is_ready else WorkerState.LOADING, "half way")
-        ]
+        state = WorkerState.READY if self.is_ready else WorkerState.LOADING
+        return [WorkerView("127.0.0.1:1", state, "half way", max_running=self.max_running)]
 
     def tokenizer_files(self, info: ModelInfo) -> dict[str, bytes]:
         return self.files
@@ -115,19 +120,13 @@ class ScriptedBackend:
         return Tokens(tokens.token_ids, tuple(entries), tokens.finish_reason, tokens.cached_tokens)
 
 
-class Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are pytest's."""
-        yield
-
-
 @dataclass
 class Gateway:
     url: str
     backend: ScriptedBackend
     lifecycle: Lifecycle
     registry: CollectorRegistry
+    services: Services
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, timeout=20)
@@ -163,14 +162,17 @@ def _unknown(name: str) -> float:
 @contextlib.asynccontextmanager
 async def running_gateway(backend: ScriptedBackend, **settings: Any) -> AsyncIterator[Gateway]:
     lifecycle, registry = Lifecycle(), CollectorRegistry()
-    app = build_app(GatewaySettings(**settings), backend, lifecycle, registry)
-    server = Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1))
+    configured = GatewaySettings(**settings)
+    services = build_services(configured, backend, lifecycle, registry)
+    protocol = bounded(configured.max_header_bytes, configured.max_headers)
+    server = Server(build_app(services), protocol, lifespan=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve([listener]))
         try:
             await until(lambda: server.started or serving.done())
             assert server.started, "the server could not start"
-            yield Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", backend, lifecycle, registry)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield Gateway(url, backend, lifecycle, registry, services)
         finally:
             server.should_exit = True
             await serving

@@ -81,7 +81,8 @@ async def ready(client: httpx.AsyncClient, log: Lines) -> None:
 
 
 async def test_serves_what_a_worker_generates(tmp_path: Path) -> None:
-    async with worker(tmp_path, 500) as address, serving("--workers", address) as (http, log):
+    flags = ("--admin-listen", "127.0.0.1:0", "--workers")
+    async with worker(tmp_path, 500) as address, serving(*flags, address) as (http, log):
         await ready(http, log)
         base = f"{http.base_url}/v1"
         async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0, timeout=20) as client:
@@ -99,7 +100,9 @@ async def test_serves_what_a_worker_generates(tmp_path: Path) -> None:
             assert plain.choices[0].finish_reason == "length"
             assert streamed == plain.choices[0].message.content
             assert streamed
-        assert 'moebius_gateway_worker_streams{worker="' in (await http.get("/metrics")).text
+        admin = (await log.until(r'"admin_address": ?"(127\.0\.0\.1:\d+)"'))[1]
+        assert 'moebius_gateway_worker_streams{worker="' in (await http.get(f"http://{admin}/metrics")).text
+        assert (await http.get("/metrics")).status_code == 404
 
 
 async def test_sigterm_drains_and_exits_with_zero(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ class Scene:
     """A gateway in a process of its own, and its two workers in this one."""
 
     http: httpx.AsyncClient
+    admin: str
     process: asyncio.subprocess.Process
     workers: list[StandIn]
     text: TextModel
@@ -59,7 +60,7 @@ class Scene:
 
     async def metrics(self, name: str) -> dict[str, float]:
         """Of a series with at most one label: by the label's value."""
-        families = text_string_to_metric_families((await self.http.get("/metrics")).text)
+        families = text_string_to_metric_families((await self.http.get(f"{self.admin}/metrics")).text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         assert samples, f"{name} is not exported"
         return {"".join(sample.labels.values()): sample.value for sample in samples}
@@ -79,11 +80,12 @@ async def gateway(files: Path, workers: Sequence[StandIn], *arguments: str) -> A
     with tempfile.TemporaryFile() as log:
         async with AsyncExitStack() as stack:
             ports = [await stack.enter_async_context(serving(worker)) for worker in workers]
-            listen = f"127.0.0.1:{free_port()}"
+            listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
             addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
             process = await asyncio.create_subprocess_exec(
                 *dies_with_us(
                     *(sys.executable, "-m", "moebius_gateway", "--listen", listen, "--workers", addresses),
+                    *("--admin-listen", admin),
                     *("--keep-alive-interval", "0.2", "--log-level", "warning", *arguments),
                 ),
                 cwd=ROOT,
@@ -103,7 +105,7 @@ async def gateway(files: Path, workers: Sequence[StandIn], *arguments: str) -> A
 
             try:
                 await until_true(answers, 20, "the gateway is ready")
-                yield Scene(http, process, list(workers), text, log)
+                yield Scene(http, f"http://{admin}", process, list(workers), text, log)
             finally:
                 if process.returncode is None:
                     process.kill()

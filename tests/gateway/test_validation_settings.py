@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from moebius_common.address import split_address
 from moebius_common.settings import read_settings
 from moebius_gateway.settings import GatewaySettings
 
@@ -37,7 +38,7 @@ def test_no_workers() -> None:
 
 
 def test_ipv6() -> None:
-    assert GatewaySettings(listen="[::1]:80").address == ("::1", 80)
+    assert split_address(GatewaySettings(listen="[::1]:80").listen) == ("::1", 80)
 
 
 @pytest.mark.parametrize("listen", ["", "80", ":80", "host:", "host:x", "host:70000"])
@@ -54,3 +55,17 @@ def test_formats_of_answers(tmp_path: Path) -> None:
     assert read_settings(GatewaySettings, ["--config", str(file)]).answer_formats == {"org/a": "harmony"}
     with pytest.raises(ValidationError, match="'nonsense' is none of"):
         GatewaySettings(answer_formats={"a": "nonsense"})
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"tls_cert": "c.pem"}, "--tls-cert and --tls-key go together"),
+        ({"tls_key": "k.pem"}, "--tls-cert and --tls-key go together"),
+        ({"worker_tls_ca": "a.pem", "worker_tls_key": "k.pem"}, "--worker-tls-cert and --worker-tls-key"),
+        ({"worker_tls_cert": "c.pem", "worker_tls_key": "k.pem"}, "needs --worker-tls-ca"),
+    ],
+)
+def test_tls_files_come_in_pairs(given: dict[str, Path], missing: str) -> None:
+    with pytest.raises(ValidationError, match=missing):
+        GatewaySettings(**given)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from moebius_cli.main import app as moebius
 from moebius_controller.metrics import ControllerMetrics
 from moebius_controller.settings import ControllerSettings
 from moebius_gateway.api.lifecycle import Lifecycle
-from moebius_gateway.app import build_app
+from moebius_gateway.app import build_app, build_services
 from moebius_gateway.metrics import GatewayMetrics
 from moebius_gateway.settings import GatewaySettings
 from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
@@ -65,8 +65,12 @@ def flags() -> set[str]:
     commands = typer.main.get_command(moebius)
     assert isinstance(commands, typer.core.TyperGroup)
     found = {"--help"}
-    for command in commands.commands.values():
+    left = [commands]
+    while left:
+        command = left.pop()
         found |= {option for parameter in command.params for option in parameter.opts}
+        if isinstance(command, typer.core.TyperGroup):
+            left += command.commands.values()
     for settings in SETTINGS:
         found |= {"--" + name.replace("_", "-") for name in settings.model_fields}
     return found
@@ -90,7 +94,7 @@ def test_environment_variables_that_are_named_exist(page: Path) -> None:
 async def test_the_page_of_the_api_names_the_endpoints_that_there_are() -> None:
     registry = CollectorRegistry()
     dispatcher = Dispatcher(DispatcherOptions(workers=(), gateway_id="g"), DispatcherMetrics(registry))
-    app = build_app(GatewaySettings(), dispatcher, Lifecycle(), registry)
+    app = build_app(build_services(GatewaySettings(), dispatcher, Lifecycle(), registry))
     served = {
         (method.upper(), re.sub(r"{\w+(:\w+)?}", "{id}", path))
         for path, methods in app.openapi()["paths"].items()

@@ -9,6 +9,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 
 from moebius_kernels.formats.codes import pack_nibbles
+from moebius_kernels.formats.e2m1_words import E2m1Words, to_words
 from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.formats.ggml import Ggml
 from moebius_kernels.formats.ggml_blocks import (
@@ -20,6 +21,7 @@ from moebius_kernels.formats.ggml_blocks import (
 )
 from moebius_kernels.formats.int_group import IntGroup
 from moebius_kernels.formats.mxfp4 import Mxfp4
+from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.planes import Planes, pack_plane
 
 Parts = dict[str, torch.Tensor]
@@ -29,92 +31,104 @@ _ROWS = 1 << 14
 
 def packed_format(format: Format) -> Format | None:
     """The form that `pack` gives; None if kernels have none for this one."""
-    if not isinstance(format, Ggml):
-        return format
-    return _PACKERS[format.type][0] if format.type in _PACKERS else None
+    if isinstance(format, Nvfp4 | Mxfp4):
+        return E2m1Words(format)
+    if isinstance(format, Ggml):
+        return _PACKERS[format.type][0] if format.type in _PACKERS else None
+    return format
 
 
 def pack(matrix: StoredMatrix) -> StoredMatrix:
     """The same numbers in the form that kernels read; the matrix itself if it is in one or there is none."""
-    if not isinstance(matrix.format, Ggml) or matrix.format.type not in _PACKERS:
+    target = packed_format(matrix.format)
+    if target is None or target == matrix.format:
         return matrix
-    target, split = _PACKERS[matrix.format.type]
-    _, block_bytes = GGML_QUANT_SIZES[matrix.format.type]
+    if isinstance(matrix.format, Ggml):
+        _, split = _PACKERS[matrix.format.type]
+        _, block_bytes = GGML_QUANT_SIZES[matrix.format.type]
+        given = {"data": matrix.parts["data"].unflatten(-1, (-1, block_bytes))}
+    else:
+        split, given = _e2m1, dict(matrix.parts)
+    leading = len(matrix.shape) - 1
     packed = StoredMatrix.empty(target, matrix.shape, matrix.parts["data"].device)
-    data = matrix.parts["data"].flatten(0, -2)
-    rows = {name: part.view(-1, part.shape[-1]) for name, part in packed.parts.items()}
-    for start in range(0, len(data), _ROWS):
-        blocks = data[start : start + _ROWS].unflatten(-1, (-1, block_bytes))
-        for name, part in split(blocks).items():
+    given = {name: part.flatten(0, leading - 1) for name, part in given.items()}
+    rows = {name: part.flatten(0, leading - 1) for name, part in packed.parts.items()}
+    for start in range(0, len(given["data"]), _ROWS):
+        some = {name: part[start : start + _ROWS] for name, part in given.items()}
+        for name, part in split(**some).items():
             rows[name][start : start + _ROWS] = part.flatten(1).view(rows[name].dtype)
     return packed
 
 
-def _q4_0(blocks: torch.Tensor) -> Parts:
-    return {"data": pack_nibbles(fields(blocks[..., 2:], 16, NIBBLES)), "scale": blocks[..., :2].contiguous()}
+def _e2m1(data: torch.Tensor, **scales: torch.Tensor) -> Parts:
+    return {"data": to_words(data), **scales}
 
 
-def _q8_0(blocks: torch.Tensor) -> Parts:
-    return {"data": blocks[..., 2:] ^ 128, "scale": blocks[..., :2].contiguous()}
+def _q4_0(data: torch.Tensor) -> Parts:
+    return {"data": pack_nibbles(fields(data[..., 2:], 16, NIBBLES)), "scale": data[..., :2].contiguous()}
 
 
-def _mxfp4(blocks: torch.Tensor) -> Parts:
-    return {"data": pack_nibbles(fields(blocks[..., 1:], 16, NIBBLES)), "scale": blocks[..., :1]}
+def _q8_0(data: torch.Tensor) -> Parts:
+    return {"data": data[..., 2:] ^ 128, "scale": data[..., :2].contiguous()}
 
 
-def _legacy(blocks: torch.Tensor, *, bits: int, scale_bytes: int) -> Parts:
+def _mxfp4(data: torch.Tensor) -> Parts:
+    return {"data": to_words(pack_nibbles(fields(data[..., 1:], 16, NIBBLES))), "scale": data[..., :1]}
+
+
+def _legacy(data: torch.Tensor, *, bits: int, scale_bytes: int) -> Parts:
     """Q4_1, Q5_0, Q5_1 and IQ4_NL: factor, perhaps minimum, perhaps fifth bits, nibbles."""
     parts = {
-        "low": pack_plane(fields(blocks[..., -16:], 16, NIBBLES), 4),
-        "scale": blocks[..., :scale_bytes].contiguous(),
+        "low": pack_plane(fields(data[..., -16:], 16, NIBBLES), 4),
+        "scale": data[..., :scale_bytes].contiguous(),
     }
     if bits == 5:
-        parts["high"] = pack_plane(fields(blocks[..., -20:-16], 1, BITS), 1)
+        parts["high"] = pack_plane(fields(data[..., -20:-16], 1, BITS), 1)
     return parts
 
 
-def _q2_k(blocks: torch.Tensor) -> Parts:
-    low = pack_plane(fields(blocks[..., 16:80], 32, CRUMBS), 2)
-    return {"low": low, "scale": blocks[..., :16], "super": blocks[..., 80:84].contiguous()}
+def _q2_k(data: torch.Tensor) -> Parts:
+    low = pack_plane(fields(data[..., 16:80], 32, CRUMBS), 2)
+    return {"low": low, "scale": data[..., :16], "super": data[..., 80:84].contiguous()}
 
 
-def _q3_k(blocks: torch.Tensor) -> Parts:
-    low, high = fields(blocks[..., 96:104], 8, NIBBLES), fields(blocks[..., 104:108], 4, CRUMBS)
+def _q3_k(data: torch.Tensor) -> Parts:
+    low, high = fields(data[..., 96:104], 8, NIBBLES), fields(data[..., 104:108], 4, CRUMBS)
     return {
-        "low": pack_plane(fields(blocks[..., 32:96], 32, CRUMBS), 2),
-        "high": pack_plane(fields(blocks[..., :32], 32, BITS), 1),
+        "low": pack_plane(fields(data[..., 32:96], 32, CRUMBS), 2),
+        "high": pack_plane(fields(data[..., :32], 32, BITS), 1),
         "scale": (low | high << 4).to(torch.int8) - 32,
-        "super": _wide(blocks[..., 108:110]),
+        "super": _wide(data[..., 108:110]),
     }
 
 
-def _q45_k(blocks: torch.Tensor, *, bits: int) -> Parts:
-    factors, minima = factors_and_minima(blocks[..., 4:16])
+def _q45_k(data: torch.Tensor, *, bits: int) -> Parts:
+    factors, minima = factors_and_minima(data[..., 4:16])
     parts = {
-        "low": pack_plane(fields(blocks[..., -128:], 32, NIBBLES), 4),
+        "low": pack_plane(fields(data[..., -128:], 32, NIBBLES), 4),
         "scale": torch.stack((factors, minima), -1).to(torch.uint8).flatten(-2),
-        "super": blocks[..., :4].contiguous(),
+        "super": data[..., :4].contiguous(),
     }
     if bits == 5:
-        parts["high"] = pack_plane(fields(blocks[..., 16:48], 32, BITS), 1)
+        parts["high"] = pack_plane(fields(data[..., 16:48], 32, BITS), 1)
     return parts
 
 
-def _q6_k(blocks: torch.Tensor) -> Parts:
+def _q6_k(data: torch.Tensor) -> Parts:
     return {
-        "low": pack_plane(fields(blocks[..., :128], 64, NIBBLES), 4),
-        "high": pack_plane(fields(blocks[..., 128:192], 32, CRUMBS), 2),
-        "scale": blocks[..., 192:208],
-        "super": _wide(blocks[..., 208:210]),
+        "low": pack_plane(fields(data[..., :128], 64, NIBBLES), 4),
+        "high": pack_plane(fields(data[..., 128:192], 32, CRUMBS), 2),
+        "scale": data[..., 192:208],
+        "super": _wide(data[..., 208:210]),
     }
 
 
-def _iq4_xs(blocks: torch.Tensor) -> Parts:
-    low, high = fields(blocks[..., 4:8], 1, NIBBLES), fields(blocks[..., 2:4], 1, CRUMBS)
+def _iq4_xs(data: torch.Tensor) -> Parts:
+    low, high = fields(data[..., 4:8], 1, NIBBLES), fields(data[..., 2:4], 1, CRUMBS)
     return {
-        "low": pack_plane(fields(blocks[..., 8:], 16, NIBBLES), 4),
+        "low": pack_plane(fields(data[..., 8:], 16, NIBBLES), 4),
         "scale": (low | high << 4).to(torch.int8) - 32,
-        "super": _wide(blocks[..., :2]),
+        "super": _wide(data[..., :2]),
     }
 
 
@@ -122,12 +136,12 @@ def _wide(half: torch.Tensor) -> torch.Tensor:
     return half.contiguous().view(torch.float16).float()
 
 
-_Packer = tuple[Format, Callable[[torch.Tensor], Parts]]
+_Packer = tuple[Format, Callable[..., Parts]]
 _PACKERS: Mapping[Type, _Packer] = MappingProxyType(
     {
         Type.Q4_0: (IntGroup(4, 32, False, torch.float16), _q4_0),
         Type.Q8_0: (IntGroup(8, 32, False, torch.float16), _q8_0),
-        Type.MXFP4: (Mxfp4(), _mxfp4),
+        Type.MXFP4: (E2m1Words(Mxfp4()), _mxfp4),
         Type.Q4_1: (Planes("q4_1", 4, 0, 32, "pair"), partial(_legacy, bits=4, scale_bytes=4)),
         Type.Q5_0: (Planes("q5_0", 4, 1, 32, "number"), partial(_legacy, bits=5, scale_bytes=2)),
         Type.Q5_1: (Planes("q5_1", 4, 1, 32, "pair"), partial(_legacy, bits=5, scale_bytes=4)),

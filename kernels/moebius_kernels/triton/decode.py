@@ -15,6 +15,8 @@ from moebius_kernels.triton import decode_asm
 _BITS = {
     "nvfp4": (4, 0),
     "mxfp4": (4, 0),
+    "nvfp4_words": (4, 0),
+    "mxfp4_words": (4, 0),
     "iq4_nl": (4, 0),
     "int2": (2, 0),
     "int3": (2, 1),
@@ -41,6 +43,12 @@ def high_bits(code: str) -> int:
 
 
 @triton.constexpr_function
+def codes_an_element(code: str) -> int:
+    """How many columns an element of the low plane has."""
+    return 1 if code == "bf16" else 4 if _BITS[code][0] == 8 else 8
+
+
+@triton.constexpr_function
 def half_range(code: str) -> int:
     return 1 << sum(_BITS[code]) - 1
 
@@ -48,7 +56,12 @@ def half_range(code: str) -> int:
 @triton.constexpr_function
 def accumulator_factor(code: str, asm: bool) -> float:
     """What a product has to be multiplied by, because the tile was not."""
-    return 256.0 if asm and code in ("nvfp4", "mxfp4") else 1.0
+    return 256.0 if asm and is_e2m1(code) else 1.0
+
+
+@triton.constexpr_function
+def is_e2m1(code: str) -> bool:
+    return "fp4" in code
 
 
 @triton.constexpr_function
@@ -58,8 +71,10 @@ def is_affine(scales: str) -> bool:
 
 def _assemblies() -> dict[tuple[str, bool], str]:
     special = {
-        "nvfp4": decode_asm.e2m1_codes("e4m3"),
-        "mxfp4": decode_asm.e2m1_codes("e8m0"),
+        "nvfp4": decode_asm.e2m1_codes("e4m3", words=False),
+        "mxfp4": decode_asm.e2m1_codes("e8m0", words=False),
+        "nvfp4_words": decode_asm.e2m1_codes("e4m3", words=True),
+        "mxfp4_words": decode_asm.e2m1_codes("e8m0", words=True),
         "iq4_nl": decode_asm.iq4_nl_codes(),
         "e4m3": decode_asm.e4m3_codes(),
     }
@@ -96,15 +111,17 @@ def load_tile(
     codes, high, scale, extra, row, block_row, column,
     C: tl.constexpr, EVEN: tl.constexpr, CODE: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr, POLICY: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """bf16 (fp32 without ASM) [ROWS, COLUMNS] of the matrix's rows `row` int64 [ROWS] from `column` on; 0 beyond column C.
 
     `block_row` int64 [ROWS]: the rows of the scales, where rows share them. EVEN: no tile goes beyond C.
+    WIDE: scales of a byte are read by fours.
     """
     if CODE == "bf16":
         tile = _load(codes, row, column, C, COLUMNS, EVEN, POLICY)
     else:
-        PER: tl.constexpr = 4 if low_bits(CODE) == 8 else 8
+        PER: tl.constexpr = codes_an_element(CODE)
         low = _load(codes, row, column // PER, C // PER, COLUMNS // PER, EVEN, POLICY).to(tl.int32)
         if low_bits(CODE) == 2:
             low = low & 0xFFFF
@@ -113,7 +130,7 @@ def load_tile(
             high_word = _load(high, row, column // PER, C // PER, COLUMNS // PER, EVEN, POLICY).to(tl.int32)
             high_word = high_word & ((1 << 8 * high_bits(CODE)) - 1)
         factor, offset = _factors(
-            scale, extra, row, block_row, column, C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS
+            scale, extra, row, block_row, column, C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, WIDE
         )
         if ASM:
             tile = _assembled(low, high_word, factor, offset, CODE, is_affine(SCALES), ROWS, COLUMNS)
@@ -140,7 +157,7 @@ def _load(
 def _factors(
     scale, extra, row, block_row, column,
     C: tl.constexpr, EVEN: tl.constexpr, CODE: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Factor and offset [ROWS, groups of the tile], fp32; for E2M1 codes the scale bytes, int32.
 
@@ -160,7 +177,14 @@ def _factors(
         number = _load(scale, block_row, at, WIDTH, GROUPS, EVEN, "")
         offset = number
     elif SCALES == "byte":
-        number = _load(scale, row, at, WIDTH, GROUPS, EVEN, "").to(tl.int32) & 255
+        if WIDE and WIDTH % 4 == 0 and GROUPS % 4 == 0:
+            # Less than a word a thread could not be copied asynchronously.
+            words = scale.to(tl.pointer_type(tl.int32))
+            four = _load(words, row, at // 4, WIDTH // 4, GROUPS // 4, EVEN, "")
+            bytes = (four[:, :, None] >> (8 * tl.arange(0, 4))[None, None, :]) & 255
+            number = bytes.reshape(ROWS, GROUPS)
+        else:
+            number = _load(scale, row, at, WIDTH, GROUPS, EVEN, "").to(tl.int32) & 255
         offset = number
     elif SCALES == "number":
         number = _load(scale, row, at, WIDTH, GROUPS, EVEN, "").to(tl.float32)
@@ -222,8 +246,8 @@ def _assembled(
     CODE: tl.constexpr, AFFINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     asm: tl.constexpr = _assembly(CODE, AFFINE)
-    PER: tl.constexpr = 4 if low_bits(CODE) == 8 else 8
-    if CODE == "nvfp4" or CODE == "mxfp4":
+    PER: tl.constexpr = codes_an_element(CODE)
+    if is_e2m1(CODE):
         s = _spread(factor, ROWS, factor.shape[1], COLUMNS // PER)
     else:
         FACTOR: tl.constexpr = _E4M3_FACTOR if CODE == "e4m3" else 1.0
@@ -256,14 +280,17 @@ def _plain(
     low, high, factor, offset,
     CODE: tl.constexpr, SCALES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    code = _fields(low, low_bits(CODE), ROWS, COLUMNS)
+    if CODE == "nvfp4_words" or CODE == "mxfp4_words":
+        code = _from_words(low, ROWS, COLUMNS)
+    else:
+        code = _fields(low, low_bits(CODE), ROWS, COLUMNS)
     if high_bits(CODE) > 0:
         code = code | (_fields(high, high_bits(CODE), ROWS, COLUMNS) << low_bits(CODE))
     if CODE == "e4m3":
         number = _float8(code)
-    elif CODE == "nvfp4" or CODE == "mxfp4":
+    elif is_e2m1(CODE):
         number = _e2m1(code)
-        if CODE == "nvfp4":
+        if CODE == "nvfp4" or CODE == "nvfp4_words":
             factor = _float8(factor)
         else:
             bits = tl.where(factor == 0, 1 << 22, factor << 23)  # 2^-127 is a denormal number
@@ -288,6 +315,18 @@ def _fields(words, BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
     else:
         shift = (column // 2 + column % 2 * 4) * BITS
     return ((words[:, :, None] >> shift[None, None, :]) & ((1 << BITS) - 1)).reshape(ROWS, COLUMNS)
+
+
+@triton.jit
+def _from_words(words, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The same of words with the bits in the order of `formats/e2m1_words.py`."""
+    column = tl.arange(0, 8)[None, None, :]
+    half = (words[:, :, None] >> (column % 2 * 16)) & 0xFFFF
+    pair = column // 2
+    shifted = half << (3 * pair)
+    near = ((shifted >> 12) & 8) | ((shifted >> 6) & 7)
+    last = ((half >> 11) & 8) | ((half >> 11) & 4) | ((half >> 10) & 3)
+    return tl.where(pair < 3, near, last).reshape(ROWS, COLUMNS)
 
 
 @triton.jit

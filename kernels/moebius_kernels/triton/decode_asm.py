@@ -89,13 +89,14 @@ def e4m3_codes() -> str:
     return _block(lines)
 
 
-def e2m1_codes(scale: str) -> str:
+def e2m1_codes(scale: str, words: bool) -> str:
     """E2M1 codes times a scale byte, "e4m3" (its sign is not read) or "e8m0", times 2^-8.
 
     The codes' bits, placed in a bf16, are 2^-126 of their values; the factor is 2^118 times the scale, so
-    that nothing is ever denormal and each product exact. E8M0 scales above 2^9 become infinite.
+    that nothing is ever denormal and each product exact. E8M0 scales above 2^9 become infinite. `words`: the
+    bits are in the order of `formats/e2m1_words.py`, else each code is a nibble.
     """
-    lines = [".reg .b32 q, h, t, u, s, a, b, zero;", f"mov.b32 zero, {_MINUS_ZERO};"]
+    lines = [".reg .b32 q, h, t, u, v, s, a, b, zero;", f"mov.b32 zero, {_MINUS_ZERO};"]
     if scale == "e4m3":
         # Multiplied by 2^4 and doubled into both halves at once, then by 2^127 and 2^111.
         lines += ["and.b32 s, $9, 0x7f;", "mul.lo.u32 s, s, 0x00100010;"]
@@ -105,9 +106,17 @@ def e2m1_codes(scale: str) -> str:
         lines += ["min.u32 s, $9, 137;", "add.u32 s, s, 118;", "mul.lo.u32 s, s, 0x00800080;"]
     lines += ["mov.b32 q, $8;", "shl.b32 h, q, 4;"]
     for pair in range(4):
-        lines += [f"prmt.b32 t, h, q, 0x{pair * 0x1111 + 0x4400:04x};"]
-        lines += ["shr.u32 u, t, 6;", "and.b32 u, u, 0x01c001c0;"]
-        lines += [f"lop3.b32 t, t, 0x80008000, u, {_LUT_AND_OR};", "fma.rn.bf16x2 t, t, s, zero;", _out(pair)]
+        if not words:
+            lines += [f"prmt.b32 t, h, q, 0x{pair * 0x1111 + 0x4400:04x};", "shr.u32 u, t, 6;"]
+            lines += ["and.b32 u, u, 0x01c001c0;", f"lop3.b32 t, t, 0x80008000, u, {_LUT_AND_OR};"]
+        elif pair < 3:
+            # A product is no integer unit's business.
+            lines += [f"mul.lo.u32 t, q, {1 << 3 * pair};", "and.b32 t, t, 0x81c081c0;"]
+        else:
+            lines += ["mul.lo.u32 t, q, 2;", "and.b32 t, t, 0x80008000;", "shr.u32 u, q, 5;"]
+            lines += [f"lop3.b32 t, u, 0x01000100, t, {_LUT_AND_OR};", "shr.u32 v, q, 4;"]
+            lines += [f"lop3.b32 t, v, 0x00c000c0, t, {_LUT_AND_OR};"]
+        lines += ["fma.rn.bf16x2 t, t, s, zero;", _out(pair)]
     return _block(lines)
 
 

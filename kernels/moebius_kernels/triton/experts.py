@@ -17,19 +17,19 @@ from moebius_kernels.triton.gemm import Gated, Routing, dependent_launch, gemm
 from moebius_kernels.triton.tiling import ExpertTiling, Tiling
 
 _FEW_PAIRS = 128
-_BLOCK = 512
 
 
 def routed_experts(
     x: torch.Tensor, route: Route, weights: ExpertWeights, activation: Activation = SILU
 ) -> torch.Tensor:
     """As the reference; x bf16."""
-    return tiled_experts(x, route, weights, activation, expert_tiling(x, route, weights))
+    tokens, top_k = route.experts.shape
+    tiling = expert_tiling(tokens, weights.num_slots, top_k, weights)
+    return tiled_experts(x, route, weights, activation, tiling)
 
 
-def expert_tiling(x: torch.Tensor, route: Route, weights: ExpertWeights) -> ExpertTiling:
-    pairs = route.experts.numel()
-    if pairs < 16 * weights.num_slots:
+def expert_tiling(tokens: int, num_experts: int, top_k: int, weights: ExpertWeights) -> ExpertTiling:
+    if tokens * top_k < 16 * num_experts:
         return ExpertTiling(Tiling(8, 64, 128), Tiling(8, 64, 128))
     return ExpertTiling(Tiling(64, 64, 64, stages=3), Tiling(64, 128, 64, stages=3))
 
@@ -54,16 +54,18 @@ def tiled_experts(
     splits = tiling.down.splits
     dtype = x.dtype if splits == 1 else torch.float32
     outputs = torch.empty(splits, pairs, hidden, dtype=dtype, device=x.device)
-    gemm(middle[0], weights.down, outputs, routing(1), tiling.down, stream=stream)
+    gemm(middle[0], weights.down, outputs, routing(1), tiling.down, stream=stream, routed_before=True)
     y = torch.empty_like(x)
+    # Few tokens: more programs than these would have with long rows.
+    block = 256 if tokens <= 64 else 1024
     pdl = dependent_launch(x.device)
     launch(
         _sum_experts,
-        (tokens * triton.cdiv(hidden, _BLOCK),),
+        (tokens * triton.cdiv(hidden, block),),
         outputs, experts, experts if weights.slots is None else weights.slots, route.weights.contiguous(),
         x if weights.down_bias is None else weights.down_bias, y, pairs,
         SLOTS=weights.slots is not None, BIAS=weights.down_bias is not None,
-        TOP_K=top_k, SPLITS=splits, HIDDEN=hidden, BLOCK=_BLOCK, PDL=pdl, launch_pdl=pdl,
+        TOP_K=top_k, SPLITS=splits, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=block // 128, launch_pdl=pdl,
     )  # fmt: skip
     return y
 
@@ -89,22 +91,26 @@ def _sum_experts(
 ):  # fmt: skip
     """y[t] = sum over k, in its order, of weights[t, k] * (all splits of outputs[t, k] + its expert's bias)."""
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
     BLOCKS: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
     token = (tl.program_id(0) // BLOCKS).to(tl.int64)
     at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    inside = at < HIDDEN
+    if PDL:
+        gdc_wait()
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
         slot = tl.load(experts + pair)
+        weight = tl.load(weights + pair)
         if SLOTS:
             slot = tl.load(slots + slot, slot >= 0, -1).to(tl.int64)
-        keep = (at < HIDDEN) & (slot >= 0)
         value = tl.zeros((BLOCK,), tl.float32)
         for split in tl.static_range(SPLITS):
-            value += tl.load(outputs + (split * pairs.to(tl.int64) + pair) * HIDDEN + at, keep, 0.0).to(tl.float32)
+            here = outputs + (split * pairs.to(tl.int64) + pair) * HIDDEN + at
+            value += tl.load(here, inside, 0.0).to(tl.float32)
         if BIAS:
-            value += tl.load(bias + slot * HIDDEN + at, keep, 0.0).to(tl.float32)
-        total += value * tl.load(weights + pair)
-    tl.store(y + token * HIDDEN + at, total.to(y.dtype.element_ty), at < HIDDEN)
+            value += tl.load(bias + slot * HIDDEN + at, inside & (slot >= 0), 0.0).to(tl.float32)
+        # Nobody wrote what a pair without an expert has here.
+        total += tl.where(slot >= 0, value * weight, 0.0)
+    tl.store(y + token * HIDDEN + at, total.to(y.dtype.element_ty), inside)

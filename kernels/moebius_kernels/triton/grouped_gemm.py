@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moebius_kernels.triton.decode import accumulator_factor, load_tile
+from moebius_kernels.triton.decode import accumulator_factor, codes_an_element, load_tile
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def grouped_gemm(
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
     ROUTING: tl.constexpr, PAIRS: tl.constexpr, SLOTS: tl.constexpr, PAIRS_OF_X: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
-    SWAP: tl.constexpr, POLICY: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    SWAP: tl.constexpr, POLICY: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """y[pair, n] = x[pair // PAIRS_OF_X] . W[slot of the pair, n] for n < N; bf16, or fp32 if SPLITS > 1.
 
@@ -27,9 +27,13 @@ def grouped_gemm(
     "dense" (row i is pair i, one matrix), "single" (a tile a pair), "group" (each program finds those of
     its pairs that go to the same slot; PAIRS at most), "tiles" (from `align.py`). With an ACTIVATION the
     matrix has 2 N rows, gate rows in `codes` and up rows in `up_codes` from `up_row` on.
+
+    PREFETCH (for PDL): only x comes from the kernel before this one, the rest is older, so that codes can be
+    fetched while that kernel ends.
     """
     if PDL:
-        gdc_wait()
+        if not PREFETCH:
+            gdc_wait()
         gdc_launch_dependents()
     program = tl.program_id(0)
     BLOCKS: tl.constexpr = (N + ROWS - 1) // ROWS
@@ -46,8 +50,8 @@ def grouped_gemm(
         slot = tl.load(tiles + 3 * tile).to(tl.int64)
         if slot < 0:
             return
-        at = tl.load(tiles + 3 * tile + 1) + lane
-        rows = tl.load(sorted_pairs + at, at < tl.load(tiles + 3 * tile + 2), -1)
+        place = tl.load(tiles + 3 * tile + 1) + lane
+        rows = tl.load(sorted_pairs + place, place < tl.load(tiles + 3 * tile + 2), -1)
     else:
         slot = _slot(experts + tile, slots, SLOTS)
         if slot < 0:
@@ -80,6 +84,9 @@ def grouped_gemm(
     STEPS: tl.constexpr = (C + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
     EVEN: tl.constexpr = C == SPLITS * STEPS * COLUMNS
     begin = split * (STEPS * COLUMNS)
+    if PDL and PREFETCH:
+        _prefetch(codes, row, begin, C, CODE, STEPS * COLUMNS)
+        gdc_wait()
     if SWAP:
         gate_sum = tl.zeros((ROWS, TOKENS), tl.float32)
         up_sum = tl.zeros((ROWS, TOKENS), tl.float32)
@@ -96,13 +103,13 @@ def grouped_gemm(
             x_tile = tl.load(x_at, real[:, None] & (at < C)[None, :], 0.0)
         w = load_tile(
             codes, high, scale, extra, row, block_row, column,
-            C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY,
+            C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 8,
         )  # fmt: skip
         gate_sum = _dot(x_tile, w, gate_sum, SWAP, ASM)
         if ACTIVATION != "":
             w = load_tile(
                 up_codes, up_high, up_scale, up_extra, up, up_block_row, column,
-                C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY,
+                C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 8,
             )  # fmt: skip
             up_sum = _dot(x_tile, w, up_sum, SWAP, ASM)
 
@@ -121,6 +128,19 @@ def grouped_gemm(
     else:
         keep = (n < N)[None, :] & real[:, None]
         tl.store(y + y_rows[:, None] + n[None, :], value.to(y.dtype.element_ty), keep)
+
+
+@triton.jit
+def _prefetch(codes, row, begin, C: tl.constexpr, CODE: tl.constexpr, COUNT: tl.constexpr):
+    """Columns `begin` to `begin + COUNT` of the rows' codes, into the L2 by its lines of 128 bytes."""
+    PER: tl.constexpr = codes_an_element(CODE)
+    LINE: tl.constexpr = 1024 // codes.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = triton.next_power_of_2((COUNT // PER + LINE - 1) // LINE)
+    at = tl.minimum(begin // PER + LINE * tl.arange(0, LINES), C // PER - 1)
+    address = (codes + (row * (C // PER))[:, None] + at[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from moebius_kernels.formats.dense import Dense
+from moebius_kernels.formats.e2m1_words import E2m1Words
 from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.formats.fp8 import Fp8
 from moebius_kernels.formats.int_group import IntGroup
@@ -58,23 +59,10 @@ def layout_of(format: Format, columns: int) -> Layout | str:
     match format:
         case Dense(dtype=torch.bfloat16):
             return Layout("bf16", codes=("data", torch.bfloat16))
-        case Nvfp4():
-            return _words(
-                columns,
-                Layout(
-                    "nvfp4",
-                    "byte",
-                    16,
-                    codes=("data", torch.int32),
-                    scale=("scale", torch.uint8),
-                    row_scale="row_scale",
-                ),
-            )
-        case Mxfp4():
-            return _words(
-                columns,
-                Layout("mxfp4", "byte", 32, codes=("data", torch.int32), scale=("scale", torch.uint8)),
-            )
+        case E2m1Words():
+            return _e2m1(format.base, columns, "_words")
+        case Nvfp4() | Mxfp4():
+            return _e2m1(format, columns, "")
         case Fp8(block_rows=1, block_columns=None):
             return _words(columns, Layout("e4m3", codes=("data", torch.int32), row_scale="scale"))
         case Fp8(block_rows=rows, block_columns=block_columns):
@@ -111,6 +99,19 @@ def layout_of(format: Format, columns: int) -> Layout | str:
             )
             return _words(columns, layout)
     return f"the kernels do not read {format.name}"
+
+
+def _e2m1(base: Nvfp4 | Mxfp4, columns: int, order: str) -> Layout | str:
+    nvfp4 = isinstance(base, Nvfp4)
+    layout = Layout(
+        base.name + order,
+        "byte",
+        16 if nvfp4 else 32,
+        codes=("data", torch.int32),
+        scale=("scale", torch.uint8),
+        row_scale="row_scale" if nvfp4 else None,
+    )
+    return _words(columns, layout)
 
 
 def _words(columns: int, layout: Layout) -> Layout | str:

@@ -60,6 +60,8 @@ def make_choices(
     grammar: str | None,
     request_id: str,
     deadline: float,
+    client: str,
+    priority: int,
 ) -> list[Choice]:
     """`n` choices for each prompt, numbered through. Raises `ApiError` for what the model cannot do.
 
@@ -95,6 +97,8 @@ def make_choices(
                 ),
                 deadline=deadline,
                 grammar=grammar,
+                client=client,
+                priority=priority,
             )
             assembler = text.assembler(
                 prompt,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from moebius_gateway.admission.limits import Client
+
 KEY = "moebius.context"
 
 
@@ -18,6 +20,7 @@ class RequestContext:
     # Of a served model: only these become metric labels.
     model: str | None = None
     stream: bool = False
+    client: Client = field(default_factory=Client)
     prompt_tokens: int = 0
     generated_tokens: int = 0
     # The error's code or message, if the request ended with one.

@@ -86,6 +86,8 @@ class ApiError(Exception):
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
+        elif self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
         elif self.status >= 500:
             # OpenAI's and Anthropic's clients send again after a 5xx unless they are told not to.
             headers["X-Should-Retry"] = "false"

@@ -1,9 +1,7 @@
-"""GET /livez, /readyz and /metrics: for probes and scrapers, answered from memory."""
+"""GET /livez, /healthz and /readyz: for probes, answered from memory."""
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import Response
 
 from moebius_gateway.api.services import Services
 
@@ -11,6 +9,7 @@ from moebius_gateway.api.services import Services
 def health_router(services: Services) -> APIRouter:
     router = APIRouter()
 
+    @router.api_route("/healthz", methods=["GET", "HEAD"])
     @router.api_route("/livez", methods=["GET", "HEAD"])
     async def livez() -> JSONResponse:
         """The process answers. Whether it can serve is not asked: restarting it would repair nothing."""
@@ -20,21 +19,12 @@ def health_router(services: Services) -> APIRouter:
     async def readyz() -> JSONResponse:
         """Whether a request sent now would be served; if not, `reasons` says why."""
         servable, reasons = _readiness(services)
-        workers = [
-            {"address": worker.address, "state": worker.state, "detail": worker.detail}
-            for worker in services.backend.workers()
-        ]
         body = {
             "status": "ready" if servable else "not ready",
             "models": servable,
             "reasons": reasons,
-            "workers": workers,
         }
         return JSONResponse(body, 200 if servable else 503)
-
-    @router.api_route("/metrics", methods=["GET", "HEAD"])
-    async def metrics() -> Response:
-        return Response(generate_latest(services.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router
 

@@ -35,15 +35,19 @@ class Lifecycle:
         if self.draining:
             raise stopping()
 
-    async def drain(self, grace: float) -> bool:
-        """Waits until nothing runs, at most `grace` seconds, then cuts off. Says whether all finished."""
+    async def close(self, patience: float) -> int:
+        """Takes nothing new. Waits until nothing runs, at most so many seconds; returns how many still do."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), grace)
-        finished = not self._in_flight
+            await asyncio.wait_for(self._idle.wait(), patience)
+        return self._in_flight
+
+    async def drain(self, grace: float) -> bool:
+        """Waits until nothing runs, at most `grace` seconds, then cuts off. Says whether all finished."""
+        left = await self.close(grace)
         if not self.cut.done():
             self.cut.set_result(None)
-        return finished
+        return not left
 
 
 def stopping() -> ApiError:

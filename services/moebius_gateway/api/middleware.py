@@ -1,4 +1,4 @@
-"""Around every HTTP request: its id, its size, its log line and its metrics. Plain ASGI."""
+"""Around every HTTP request: its id, its client, its size, its log line and its metrics. Plain ASGI."""
 
 import re
 import time
@@ -10,17 +10,18 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moebius_gateway.api.authentication import OPEN, authenticate
 from moebius_gateway.api.context import KEY, RequestContext
-from moebius_gateway.api.errors import SERVER_ERROR, ApiError
+from moebius_gateway.api.errors import SERVER_ERROR, ApiError, of_generation
 from moebius_gateway.api.interruption import ClientGoneError
-from moebius_gateway.api.lifecycle import Lifecycle
-from moebius_gateway.metrics import GatewayMetrics
+from moebius_gateway.api.services import Services
+from moebius_gateway.types import GenerationError
 
 logger = structlog.get_logger(__name__)
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-# What probes and scrapers ask for all the time is logged for debugging only.
-QUIET = {"/livez", "/readyz", "/metrics"}
+# What probes ask for all the time is logged for debugging only.
+QUIET = OPEN
 # What the log line says beside the request itself, where there is something to say.
 TOLD = ("model", "stream", "prompt_tokens", "generated_tokens", "error")
 # For the log and the metrics: the client left before there was a status.
@@ -30,18 +31,19 @@ CLIENT_CLOSED_REQUEST = 499
 class RequestMiddleware:
     """Accepts `X-Request-Id` or makes an id, and returns it. Answers whatever happens inside."""
 
-    def __init__(
-        self, app: ASGIApp, lifecycle: Lifecycle, metrics: GatewayMetrics, max_body_bytes: int
-    ) -> None:
+    def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
-        self._lifecycle = lifecycle
-        self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
+        self._lifecycle = services.lifecycle
+        self._metrics = services.metrics
+        self._keys = services.keys
+        self._gate = services.gate
+        self._max_body_bytes = services.settings.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        given = Headers(scope=scope).get("x-request-id", "")
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
         context = RequestContext(given if REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}")
         scope[KEY] = context
         status: int | None = None
@@ -58,7 +60,12 @@ class RequestMiddleware:
             nullcontext() if scope["path"] in QUIET else self._in_flight(),
         ):
             try:
+                self._let_in(scope, headers, context)
                 await self._app(scope, _limited(scope, receive, self._max_body_bytes), observed_send)
+            except (ApiError, GenerationError) as refusal:  # the routes' own are answered further inside
+                told = refusal if isinstance(refusal, ApiError) else of_generation(refusal)
+                context.error = told.code
+                await told.response(scope["path"])(scope, receive, observed_send)
             except ClientGoneError:
                 self._metrics.disconnects.inc()
                 context.error = "client_disconnected"
@@ -70,6 +77,14 @@ class RequestMiddleware:
                     await error.response(scope["path"])(scope, receive, observed_send)
             finally:
                 self._record(scope, context, status or CLIENT_CLOSED_REQUEST)
+
+    def _let_in(self, scope: Scope, headers: Headers, context: RequestContext) -> None:
+        """Raises `ApiError` without a valid key, `GenerationError` if the client asks too often."""
+        if scope["path"] in OPEN:
+            return
+        context.client = authenticate(headers, self._keys)
+        if scope["method"] == "POST":
+            self._gate.charge_request(context.client)
 
     @contextmanager
     def _in_flight(self) -> Iterator[None]:
@@ -84,6 +99,8 @@ class RequestMiddleware:
             self._metrics.answered(context.model, context.stream, seconds)
         log = logger.debug if scope["path"] in QUIET else logger.info
         told = {name: value for name in TOLD if (value := getattr(context, name))}
+        if context.client.name:
+            told["client"] = context.client.name
         log(
             "request",
             method=scope["method"],

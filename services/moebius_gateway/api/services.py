@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from moebius_gateway.admission.gate import Gate
 from moebius_gateway.api.backend import Backend
 from moebius_gateway.api.lifecycle import Lifecycle
+from moebius_gateway.auth.key_ring import KeyRing
 from moebius_gateway.metrics import GatewayMetrics
 from moebius_gateway.settings import GatewaySettings
 from moebius_gateway.text.registry import TextModels
@@ -19,3 +21,5 @@ class Services:
     lifecycle: Lifecycle
     metrics: GatewayMetrics
     registry: CollectorRegistry
+    gate: Gate
+    keys: KeyRing

@@ -35,7 +35,7 @@ class KeyRing:
         for result in ("ok", "faulty"):
             self._reloads.labels(result)
         if file is None:
-            logger.warning("no API keys are set: whoever reaches the address is served", setting="--api-keys")
+            logger.info("no API keys are set: whoever reaches the address is served", flag="--api-keys")
         else:
             self._load(_read(file))
 

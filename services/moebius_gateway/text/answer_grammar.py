@@ -56,11 +56,16 @@ def _body(writer: LarkWriter, spec: ParserSpec, demands: Demands) -> str:
     tools, one = demands.tools, demands.one_call
     if demands.must_call:
         return f"{calls(writer, spec, tools, one=one)} {writer.gap}"
+    channel = next(_channels(spec, Region.CONTENT), None)
+    if tools and demands.answer is None and channel is None:
+        return text_with_calls(writer, spec, tools, one=one)
     if demands.answer is None:
-        return text_with_calls(writer, spec, tools, one=one) if tools else writer.rule("rest", ANY_TEXT)
-    said = writer.part("wanted", demands.answer)
-    for rule, channel in _channels(spec, Region.CONTENT):
-        said = f"{writer.literal(rule.open + channel.heads[0])} {said}"
+        said = writer.rule("rest", ANY_TEXT)
+    else:
+        said = writer.part("wanted", demands.answer)
+    if channel is not None:
+        rule, form = channel
+        said = f"{writer.literal(rule.open + form.heads[0])} {said}"
     return f"({calls(writer, spec, tools, one=one)} {writer.gap} | {said})" if tools else said
 
 

@@ -1,5 +1,6 @@
 """The grammar of tool calls in a family's format, so that a model can be held to calling, and to a schema."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,19 +106,20 @@ def _tagged(writer: LarkWriter, form: TaggedArguments, tool: Tool, number: int) 
     """Arguments in the order of the schema; those that it does not require may be left out."""
     written = []
     required = tool.parameters.get("required", ())
-    for i, (key, schema) in enumerate(tool.parameters.get("properties", {}).items()):
+    for i, (key, given) in enumerate(tool.parameters.get("properties", {}).items()):
+        schema = given if isinstance(given, dict) else {}
         name = f"argument_{number}_{i}"
         text = "string" in argument_types(tool.parameters, key)
         head = writer.template(form.argument, key=key, word="true" if text else "false")
         if not text:
             value = writer.part(name, of_schema({**_definitions(tool.parameters), **schema}))
             value = f"{writer.gap} {value} {writer.gap} {writer.literal(form.close)}"
-        elif isinstance(schema, dict) and "enum" in schema:
-            words = " | ".join(writer.literal(str(word)) for word in schema["enum"])
+        elif "enum" in schema:
+            words = " | ".join(writer.literal(_bare(word)) for word in schema["enum"])
             line = r"/\n?/" if form.lines else ""
             value = f"{line} ({words}) {line} {writer.literal(form.close)}"
         else:
-            if tool.strict and isinstance(schema, dict) and not schema.keys() <= REMARKS:
+            if tool.strict and not schema.keys() <= REMARKS:
                 raise UnsupportedError(
                     f"'{key}' of '{tool.name}' is a string with conditions, which cannot be enforced in this "
                     f"model's format of calls",
@@ -127,6 +129,11 @@ def _tagged(writer: LarkWriter, form: TaggedArguments, tool: Tool, number: int) 
         argument = writer.rule(name, f"{head} {value} {writer.gap}")
         written.append(argument if key in required else f"{argument}?")
     return " ".join([*written, writer.literal(form.end)])
+
+
+def _bare(value: Any) -> str:
+    """As it stands between tags."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _object(parameters: Mapping[str, Any]) -> dict[str, Any]:

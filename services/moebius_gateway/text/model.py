@@ -15,10 +15,13 @@ from moebius_gateway.text.parsing.registry import by_name, detect, opens_reasoni
 from moebius_gateway.text.parsing.spec import Channel, ParserSpec
 from moebius_gateway.text.parsing.stream import parser_for
 from moebius_gateway.text.template import ChatTemplate
+from moebius_gateway.text.time_limit import within
 from moebius_gateway.text.token_bytes import TokenBytes
 
 # Up to so many characters (a few milliseconds) a request's text is tokenized on the event loop.
 INLINE_CHARACTERS = 4096
+# Seconds that a chat template, which comes with the checkpoint and may loop for ever, and the tokenizer get.
+TEMPLATE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,11 @@ class TextModel:
 
     async def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
         """The prompt that asks for the answer. Raises `PromptError`."""
-        if conversation.characters() > INLINE_CHARACTERS:
-            return await asyncio.to_thread(self._encode_chat, conversation)
-        return self._encode_chat(conversation)
+        try:
+            return await within(TEMPLATE_SECONDS, self._encode_chat, conversation)
+        except TimeoutError as error:
+            message = f"the chat template took longer than {TEMPLATE_SECONDS:g} seconds for these messages"
+            raise PromptError(message, "messages") from error
 
     async def encode(self, texts: Sequence[str], *, special: bool = True) -> list[tuple[int, ...]]:
         """Token ids of plain prompts. `special`: with what the tokenizer puts at the beginning of a text."""

@@ -11,6 +11,7 @@ import structlog
 from moebius_common.logs import configure_logs
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
+from moebius_worker.checkpoint.tokenizer import tokenizer_files
 from moebius_worker.engine.convert import fatal, loading
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.memory import OutOfMemoryPlan
@@ -65,8 +66,12 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
     checkpoint = open_checkpoint(settings.model, progress=progress)
     progress("starting PyTorch", 0, 0)
     # Late, so that a checkpoint that is not there is reported at once.
+    import torch
+
     from moebius_kernels.kv_pages import KvFormat
     from moebius_worker.engine.faults import FaultInjector
+    from moebius_worker.engine.grammar.compiler import GrammarCompiler, grammar_tokenizer
+    from moebius_worker.engine.grammar.grammars import Grammars
     from moebius_worker.engine.loop import EngineLoop
     from moebius_worker.engine.runner import ModelRunner, RunnerOptions
     from moebius_worker.engine.sampler import sample
@@ -92,19 +97,29 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
         max_model_len=runner.max_model_len,
         max_waiting=settings.max_waiting,
     )
+    eos_token_ids = checkpoint.eos_token_ids
+    compiler = GrammarCompiler(
+        lambda: grammar_tokenizer(
+            tokenizer_files(checkpoint)["tokenizer.json"], runner.vocab_size, eos_token_ids
+        ),
+        pipe.wake,
+    )
     loop = EngineLoop(
         pipe,
         runner,
         Scheduler(config),
         sample,
+        Grammars(compiler),
         max_running=settings.max_running,
+        eos_token_ids=eos_token_ids,
         faults=FaultInjector(settings.inject_faults),
+        device_errors=(torch.AcceleratorError,),
     )
     model = worker_pb2.Model(
         architecture=runner.architecture,
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
-        eos_token_ids=checkpoint.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         dtype=runner.dtype_name,
         device=runner.device_name,
         page_size=runner.layout.page_size,

@@ -1,13 +1,7 @@
 """Between the messages of the protocol and the plain data of the engine."""
 
-from typing import TYPE_CHECKING
-
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
-from moebius_worker.engine.types import Finish, Output, Request, SamplingParams
-
-if TYPE_CHECKING:
-    # It imports torch, which takes seconds; what is wrong before that is to be said before that.
-    from moebius_worker.engine.sampler import Logprobs
+from moebius_worker.engine.types import Finish, Logprobs, Output, Request, SamplingParams
 
 _FINISH = {
     None: worker_pb2.FINISH_REASON_UNSPECIFIED,
@@ -42,10 +36,11 @@ def request_from(submit: worker_pb2.Submit, now: float) -> Request:
         quarantined=submit.quarantined,
         priority=submit.priority,
         deadline=now + submit.deadline_ms / 1000 if submit.deadline_ms else None,
+        grammar=submit.grammar.text if submit.HasField("grammar") else None,
     )
 
 
-def delta_from(output: Output, logprobs: "Logprobs | None") -> worker_pb2.Delta:
+def delta_from(output: Output, logprobs: Logprobs | None) -> worker_pb2.Delta:
     """`logprobs`: of the output's one token, when the request asked for them."""
     delta = worker_pb2.Delta(
         handle=output.handle,

@@ -2,12 +2,10 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from moebius_worker.engine.sampler import SampleRow
+from moebius_worker.engine.types import SampleRow
 
 
 class _Entries:
@@ -28,7 +26,7 @@ class _Entries:
         return index, torch.tensor(self.values, device=device)
 
 
-def adjust_logits(logits: torch.Tensor, rows: Sequence["SampleRow"]) -> torch.Tensor:
+def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Repetition penalty; then presence and frequency penalty and bias; then bans. fp32 [N, vocab].
 
     `logits` is not changed, but may be what is returned. Ids beyond the vocabulary are passed over: they
@@ -63,7 +61,7 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence["SampleRow"]) -> torch.Te
     return logits
 
 
-def _terms(row: "SampleRow") -> dict[int, float]:
+def _terms(row: SampleRow) -> dict[int, float]:
     """What is added to the logit of each token."""
     params = row.params
     terms: defaultdict[int, float] = defaultdict(float, params.logit_bias)

@@ -1,21 +1,28 @@
 """The engine's one loop: receive, schedule, compute, sample, send."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import structlog
-import torch
 
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.engine.convert import delta_from, request_from
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.faults import FaultInjector
-from moebius_worker.engine.pipe import FrontGoneError, Pipe
-from moebius_worker.engine.runner import Computed
-from moebius_worker.engine.sampler import NonFiniteLogitsError, Sampled, SampleRow
-from moebius_worker.engine.scheduler import Rejected, Scheduler
-from moebius_worker.engine.types import Slice, StepPlan
+from moebius_worker.engine.grammar.grammars import Grammars, Masks
+from moebius_worker.engine.grammar.matcher import GrammarError
+from moebius_worker.engine.pipe import FrontGoneError
+from moebius_worker.engine.scheduler import Scheduler
+from moebius_worker.engine.types import (
+    NonFiniteLogitsError,
+    Rejected,
+    Request,
+    Sampled,
+    SampleRow,
+    Slice,
+    StepPlan,
+)
 
 HEARTBEAT_SECONDS = 1.0
 # When so many steps have raised, one after another, it is the engine: a request that raises each time is
@@ -35,30 +42,50 @@ _REASONS = {
 log = structlog.get_logger(__name__)
 
 
+# Rows of them, [slices that sample, vocab], in a form that runner and sampler agree on: a list of row numbers
+# selects some.
+Logits = Any
+
+
+class Front(Protocol):
+    """What the loop needs of a Pipe."""
+
+    def send(self, frame: engine_pb2.EngineFrame) -> None: ...
+
+    def receive(self, timeout: float) -> list[engine_pb2.FrontFrame]: ...
+
+
 class Runner(Protocol):
     """What the loop needs of a ModelRunner."""
 
-    def step(self, slices: Sequence[Slice], progress: Callable[[], None]) -> Computed:
-        """Calls `progress` as it advances."""
+    def step(self, slices: Sequence[Slice], progress: Callable[[], None]) -> tuple[Logits, frozenset[int]]:
+        """Logits, and the handles whose rows are not finite. Calls `progress` as it advances."""
 
 
 class EngineLoop:
     def __init__(
         self,
-        pipe: Pipe,
+        pipe: Front,
         runner: Runner,
         scheduler: Scheduler,
-        sample: Callable[[torch.Tensor, Sequence[SampleRow]], list[Sampled]],
+        sample: Callable[[Logits, Sequence[SampleRow]], list[Sampled]],
+        grammars: Grammars,
         *,
         max_running: int,
+        eos_token_ids: Collection[int],
         faults: FaultInjector,
+        device_errors: tuple[type[Exception], ...] = (),
     ) -> None:
+        """`device_errors`: after one of these no step can succeed in this process."""
         self._pipe = pipe
         self._runner = runner
         self._scheduler = scheduler
         self._sample = sample
+        self._grammars = grammars
         self._max_running = max_running
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._faults = faults
+        self._device_errors = device_errors
         # The handles of the last StepBegin.
         self._announced: frozenset[int] = frozenset()
         # Of requests that were not taken since the last StepEnd.
@@ -75,22 +102,29 @@ class EngineLoop:
         """Serves for ever. Raises FrontGoneError, FrameError or EngineDownError."""
         busy = False
         while True:
-            for frame in self._pipe.receive(0 if busy else HEARTBEAT_SECONDS):
-                self._take(frame)
-            plan = self._scheduler.schedule(time.monotonic())
-            self._refusals += [_refused(handle, rejected) for handle, rejected in plan.refused]
-            busy = bool(plan.slices)
-            if busy:
-                self._step(plan)
-            else:
-                self._send_end()
+            busy = self.turn(self._pipe.receive(0 if busy else HEARTBEAT_SECONDS))
+
+    def turn(self, frames: Iterable[engine_pb2.FrontFrame]) -> bool:
+        """Takes frames and computes a step; False if there was nothing to compute."""
+        for frame in frames:
+            self._take(frame)
+        for request, rejected in self._grammars.compiled():
+            self._add(request, rejected)
+        plan = self._scheduler.schedule(time.monotonic())
+        self._grammars.forget(handle for handle, _ in plan.refused)
+        self._refusals += [_refused(handle, rejected) for handle, rejected in plan.refused]
+        if plan.slices:
+            self._step(plan)
+        else:
+            self._send_end()
+        return bool(plan.slices)
 
     def stats(self) -> engine_pb2.EngineStats:
         stats = self._scheduler.stats()
         return engine_pb2.EngineStats(
             step=self._steps,
             running=stats.running,
-            waiting=stats.waiting,
+            waiting=stats.waiting + self._grammars.compiling,
             max_running=self._max_running,
             kv_pages_used=stats.cache.pages_used,
             kv_pages_cached=stats.cache.pages_cached,
@@ -105,19 +139,33 @@ class EngineLoop:
         if frame.WhichOneof("frame") == "cancel":
             # False: it finished meanwhile.
             self._scheduler.cancel(frame.cancel.handle)
+            self._grammars.forget([frame.cancel.handle])
             return
-        handle = frame.submit.handle
+        request = request_from(frame.submit, time.monotonic())
+        if request.grammar is None:
+            self._add(request)
+        else:
+            self._grammars.compile(request)
+
+    def _add(self, request: Request, rejected: Rejected | None = None) -> None:
+        """Gives it to the scheduler, unless it is `rejected` already."""
         try:
-            self._scheduler.add(request_from(frame.submit, time.monotonic()))
-        except Rejected as rejected:
-            self._refusals.append(_refused(handle, rejected))
+            if rejected is not None:
+                raise rejected
+            self._scheduler.add(request)
+        except Rejected as refusal:
+            self._refuse(request, _refused(request.handle, refusal))
         except Exception as error:
             # In no step, but guilty all the same: it must not come back for ever.
-            log.exception("request not taken", request_id=frame.submit.request_id)
+            log.exception("request not taken", request_id=request.request_id)
             message = f"taking the request raised {type(error).__name__}: {error}"
-            self._refusals.append(_failed(handle, message))
+            self._refuse(request, _failed(request.handle, message))
         else:
-            self._prompt_tokens += len(frame.submit.token_ids)
+            self._prompt_tokens += len(request.token_ids)
+
+    def _refuse(self, request: Request, failure: worker_pb2.Failure) -> None:
+        self._refusals.append(failure)
+        self._grammars.forget([request.handle])
 
     def _step(self, plan: StepPlan) -> None:
         handles = frozenset(plan.handles)
@@ -127,17 +175,22 @@ class EngineLoop:
         self._steps += 1
         try:
             sampled, failures = self._compute(plan)
-        except torch.AcceleratorError as error:
-            # Every later call on this device would fail too: only a new process gets a new context.
-            raise EngineDownError(worker_pb2.REASON_GPU_FAULT, f"the device reported: {error}") from error
+            ended = self._follow(sampled, failures)
         except FrontGoneError:
             raise
         except Exception as error:
+            if isinstance(error, self._device_errors):
+                # Every later call on this device would fail too: only a new process gets a new context.
+                message = f"the device reported: {error}"
+                raise EngineDownError(worker_pb2.REASON_GPU_FAULT, message) from error
             self._fail(plan, error)
             return
         self._raises = 0
         self._scheduler.fail(failed.handle for failed in failures)
-        outputs = self._scheduler.complete(plan, {handle: (one.token_id,) for handle, one in sampled.items()})
+        tokens = {handle: (one.token_id,) for handle, one in sampled.items()}
+        outputs = self._scheduler.complete(plan, tokens, ended)
+        self._grammars.forget(failed.handle for failed in failures)
+        self._grammars.forget(output.handle for output in outputs if output.finish is not None)
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         deltas = [delta_from(output, sampled[output.handle].logprobs) for output in outputs]
         self._send_end(deltas, failures)
@@ -145,33 +198,62 @@ class EngineLoop:
     def _compute(self, plan: StepPlan) -> tuple[dict[int, Sampled], list[worker_pb2.Failure]]:
         """What was sampled, by handle, and the failures of requests that cannot go on."""
         self._faults.check(plan.slices)
-        logits, faulty = self._runner.step(plan.slices, self._progress)
-        failures = [_failed(handle, "its hidden states are not finite") for handle in faulty]
         sampling = [piece.handle for piece in plan.slices if piece.sample]
-        rows = {row: handle for row, handle in enumerate(sampling) if handle not in faulty}
+        bound = [handle for handle in sampling if handle in self._grammars]
+        self._grammars.begin({handle: self._barred(handle) for handle in bound})
+        logits, faulty = self._runner.step(plan.slices, self._progress)
+        masks = self._grammars.masks()
+        failures = [_failed(handle, "its hidden states are not finite") for handle in faulty]
+        failures += [
+            _refused(handle, Rejected("BAD_REQUEST", fault))
+            for handle, fault in masks.faults.items()
+            if handle not in faulty
+        ]
+        ended = faulty | masks.faults.keys()
+        rows = {row: handle for row, handle in enumerate(sampling) if handle not in ended}
         try:
-            return self._draw(logits, rows), failures
+            return self._draw(logits, rows, masks), failures
         except NonFiniteLogitsError as error:
             bad = [list(rows)[index] for index in error.rows]
             failures += [_failed(rows.pop(row), "its logits are not finite") for row in bad]
-            return self._draw(logits, rows), failures
+            return self._draw(logits, rows, masks), failures
 
-    def _draw(self, logits: torch.Tensor, rows: Mapping[int, int]) -> dict[int, Sampled]:
+    def _draw(self, logits: Logits, rows: Mapping[int, int], masks: Masks) -> dict[int, Sampled]:
         """By handle. `rows`: handles by their rows of the logits; no others are sampled."""
         chosen = logits if len(rows) == len(logits) else logits[list(rows)]
-        sampled = self._sample(chosen, [self._row(handle) for handle in rows.values()])
+        sampled = self._sample(chosen, [self._row(handle, masks) for handle in rows.values()])
         return dict(zip(rows.values(), sampled, strict=True))
 
-    def _row(self, handle: int) -> SampleRow:
+    def _follow(self, sampled: Mapping[int, Sampled], failures: list[worker_pb2.Failure]) -> set[int]:
+        """Moves grammars on; returns whose texts are whole, and adds the failures of those that it cannot."""
+        whole: set[int] = set()
+        for handle, one in sampled.items():
+            try:
+                if self._grammars.accept(handle, one.token_id):
+                    whole.add(handle)
+            except GrammarError as error:
+                failures.append(_refused(handle, Rejected("BAD_REQUEST", str(error))))
+        return whole
+
+    def _row(self, handle: int, masks: Masks) -> SampleRow:
         history = self._scheduler.history(handle)
         request = history.request
-        barred = len(history.output_ids) < request.min_tokens
+        allowed = masks.rows.get(handle)
+        early = allowed is None and len(history.output_ids) < request.min_tokens
         return SampleRow(
             params=request.sampling,
             prompt_ids=history.prompt_ids,
             output_ids=history.output_ids,
-            banned=request.stop_token_ids if barred else frozenset(),
+            banned=request.stop_token_ids if early else frozenset(),
+            allowed=allowed,
         )
+
+    def _barred(self, handle: int) -> frozenset[int]:
+        """What a grammar would let an answer end with, though it must go on if it can."""
+        history = self._scheduler.history(handle)
+        stops = history.request.stop_token_ids
+        early = len(history.output_ids) < history.request.min_tokens
+        return self._eos_token_ids | stops if early else self._eos_token_ids - stops
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """Gives up what was in the step, and nothing else."""
@@ -183,6 +265,7 @@ class EngineLoop:
                 worker_pb2.REASON_ENGINE_DEAD, f"{self._raises} steps in a row raised; of the last: {message}"
             ) from error
         self._scheduler.fail(plan.handles)
+        self._grammars.forget(plan.handles)
         self._send_end(failures=[_failed(handle, message) for handle in plan.handles])
 
     def _progress(self) -> None:

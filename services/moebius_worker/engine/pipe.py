@@ -1,5 +1,6 @@
 """The engine's end of the socket pair to the front. Blocking, for one thread."""
 
+import contextlib
 import select
 import socket
 
@@ -20,8 +21,13 @@ class Pipe:
         """`connection`: a connected stream socket, blocking."""
         self._connection = connection
         self._reader = FrameReader()
+        # A byte in it ends a wait.
+        self._bell, self._waking = socket.socketpair()
+        self._bell.setblocking(False)
+        self._waking.setblocking(False)
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._poll.register(self._bell, select.POLLIN)
 
     def send(self, frame: pb.EngineFrame) -> None:
         """Returns when the kernel has the frame: from then on it arrives, even if this process dies."""
@@ -30,12 +36,20 @@ class Pipe:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise FrontGoneError from error
 
+    def wake(self) -> None:
+        """From any thread: the wait in `receive`, or the next one, ends at once."""
+        with contextlib.suppress(BlockingIOError):  # it is full of wishes to be woken
+            self._waking.send(b"!")
+
     def receive(self, timeout: float) -> list[pb.FrontFrame]:
-        """The frames that have arrived, waiting for the first bytes up to `timeout` seconds.
+        """The frames that have arrived, waiting for the first bytes, or to be woken, up to `timeout` seconds.
 
         Raises FrontGoneError when the front is gone, FrameError when what arrived cannot be understood.
         """
-        if not self._poll.poll(timeout * 1000):
+        ready = [fd for fd, _ in self._poll.poll(timeout * 1000)]
+        if self._bell.fileno() in ready:
+            self._bell.recv(_READ_BYTES)
+        if self._connection.fileno() not in ready:
             return []
         try:
             data = self._connection.recv(_READ_BYTES)

@@ -74,8 +74,11 @@ class RequestState:
         if position > self.reached:
             self.reached = position
 
-    def accept(self, sampled: Sequence[int]) -> Output:
-        """Appends `sampled` up to the token that ends the request; those after it are dropped."""
+    def accept(self, sampled: Sequence[int], *, whole: bool = False) -> Output:
+        """Appends `sampled` up to the token that ends the request; those after it are dropped.
+
+        `whole`: nothing can follow them.
+        """
         request, tokens, outputs = self.request, self.tokens, self.outputs
         accepted = tuple(sampled)
         finish: Finish | None = None
@@ -89,5 +92,7 @@ class RequestState:
             if finish is not None:
                 accepted = accepted[:count]
                 break
+        if whole:
+            finish = Finish.STOP
         cached_tokens, self.cached_tokens = self.cached_tokens, 0
         return Output(self.handle, accepted, finish, cached_tokens)

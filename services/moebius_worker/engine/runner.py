@@ -36,7 +36,7 @@ from moebius_worker.host_memory import Memory, host_memory
 Progress = Callable[[str, int, int], None]
 
 # A step should not hold up the streams that share it for more than about a second on the slowest device.
-_STEP_TOKENS = {"cpu": 128, "cuda": 4096}
+STEP_TOKENS = {"cpu": 128, "cuda": 4096}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 log = structlog.get_logger(__name__)
@@ -120,7 +120,7 @@ class ModelRunner:
         gpu = place.device.type == "cuda"
         memory = Memory(*torch.cuda.mem_get_info(place.device)) if gpu else host_memory()
         loading = plan_weights(checkpoint, model, options, place, memory)
-        step_tokens = options.max_step_tokens or _STEP_TOKENS[place.device.type]
+        step_tokens = options.max_step_tokens or STEP_TOKENS[place.device.type]
         # Sizes first: a model that does not fit is refused before any memory is taken.
         elsewhere = loading.host_nbytes if gpu else 0
         check_host(elsewhere, host_memory())

@@ -1,45 +1,13 @@
 """From logits to tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from moebius_worker.engine.draw import draw
 from moebius_worker.engine.logit_adjustments import adjust_logits
-from moebius_worker.engine.types import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRow:
-    """How one row of logits is sampled. `output_ids`: all generated before; `banned`: ids not allowed now."""
-
-    params: SamplingParams
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
-    banned: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Natural logs, after penalties and bias, before temperature and truncation; `top` has the best first."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    token_id: int
-    logprobs: Logprobs | None
-
-
-class NonFiniteLogitsError(Exception):
-    """The best logit of some rows is NaN or infinite: nothing can be drawn. `rows` are their indices."""
-
-    def __init__(self, rows: tuple[int, ...]) -> None:
-        super().__init__(f"the logits of rows {', '.join(map(str, rows))} are not finite")
-        self.rows = rows
+from moebius_worker.engine.token_masks import mask_logits
+from moebius_worker.engine.types import Logprobs, NonFiniteLogitsError, Sampled, SampleRow
 
 
 @torch.inference_mode()
@@ -50,7 +18,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """
     if not rows:
         return []
-    logits = adjust_logits(logits, rows)
+    adjusted = adjust_logits(logits, rows)
+    logits = mask_logits(adjusted, rows)
     best, best_ids = logits.max(dim=-1)
     if bad := [index for index, finite in enumerate(best.isfinite().tolist()) if not finite]:
         raise NonFiniteLogitsError(tuple(bad))
@@ -62,7 +31,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         drawn = draw(chosen, params, [len(rows[index].output_ids) for index in random])
         for index, token_id in zip(random, drawn, strict=True):
             token_ids[index] = token_id
-    logprobs = _logprobs(logits, rows, token_ids)
+    logprobs = _logprobs(adjusted, rows, token_ids)
     return [Sampled(token_id, logprobs.get(index)) for index, token_id in enumerate(token_ids)]
 
 

@@ -24,7 +24,7 @@ and several quarantined requests take turns.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
@@ -164,11 +164,14 @@ class Scheduler:
         self._plan = StepPlan(self._compose(), refused)
         return self._plan
 
-    def complete(self, plan: StepPlan, sampled: Mapping[int, Sequence[int]]) -> list[Output]:
+    def complete(
+        self, plan: StepPlan, sampled: Mapping[int, Sequence[int]], ended: Collection[int] = ()
+    ) -> list[Output]:
         """Takes the tokens sampled for each slice of `plan` with `sample`: one, or several if speculated.
 
-        Cancelled and failed requests need none. RuntimeError when `plan` is not the last one, ValueError
-        (and nothing changed) when a request's tokens are missing.
+        Requests in `ended` end with them: their texts are whole. Cancelled and failed requests need none.
+        RuntimeError when `plan` is not the last one, ValueError (and nothing changed) when a request's tokens
+        are missing.
         """
         if plan is not self._plan:
             raise RuntimeError("the plan is not that of the last step")
@@ -190,7 +193,7 @@ class Scheduler:
             if state.cancelled:
                 self._forget(state)
             elif sample:
-                output = state.accept(sampled[handle])
+                output = state.accept(sampled[handle], whole=handle in ended)
                 outputs.append(output)
                 if output.finish is not None:
                     self._withdraw(state)

@@ -1,9 +1,12 @@
 """Plain data that scheduler, runner, sampler and loop pass to each other. No torch, no protocol."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from moebius_worker.engine.grammar.matcher import MaskRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Request:
     priority: int = 0
     # When it need not begin any more, on the clock of `Scheduler.schedule`, in seconds.
     deadline: float | None = None
+    # What the output must spell, for the llguidance library; None: anything.
+    grammar: str | None = None
 
     @property
     def prompt_len(self) -> int:
@@ -122,6 +127,44 @@ class Output(NamedTuple):
     finish: Finish | None
     # Prompt tokens that came from the prefix cache; set with the first output.
     cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """How one row of logits is sampled. `output_ids`: all generated before; `banned`: ids not allowed now;
+    `allowed`: if there is a grammar, those that it allows (and then the banned ones are taken off it)."""
+
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    banned: frozenset[int] = frozenset()
+    allowed: "MaskRow | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logs; `top` has the best first.
+
+    After penalties and bias, before a grammar's mask, temperature and truncation: what the model thinks of
+    the token, and not 0 wherever a grammar leaves no choice.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    token_id: int
+    logprobs: Logprobs | None
+
+
+class NonFiniteLogitsError(Exception):
+    """The best logit of some rows is NaN or infinite: nothing can be drawn. `rows` are their indices."""
+
+    def __init__(self, rows: tuple[int, ...]) -> None:
+        super().__init__(f"the logits of rows {', '.join(map(str, rows))} are not finite")
+        self.rows = rows
 
 
 class PoolStats(NamedTuple):

@@ -15,8 +15,9 @@ from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.service import WorkerService
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervisor import Supervisor
+from moebius_worker.front.tls import server_credentials
 from moebius_worker.metrics import RequestMetrics, WorkerCollector, serve_metrics
-from moebius_worker.settings import WorkerSettings
+from moebius_worker.settings import WorkerSettings, WorkerTls
 
 HEALTH_SERVICES = ("", "moebius.worker.v1.Worker")
 HEARTBEAT_SECONDS = 1.0
@@ -85,7 +86,7 @@ async def serve(settings: WorkerSettings) -> None:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
-    address = _listen(server, settings.listen)
+    address = _listen(server, settings.listen, settings.tls)
     metrics = _listen_metrics(settings, registry)
     await server.start()
     log.info("listening", address=address, metrics=metrics)
@@ -113,11 +114,18 @@ async def _drain(service: WorkerService, exchange: Exchange, seconds: float, hur
     exchange.give_up("the worker ends")
 
 
-def _listen(server: grpc.aio.Server, address: str) -> str:
+def _listen(server: grpc.aio.Server, address: str, tls: WorkerTls | None) -> str:
     """Binds; returns the address with the port that was taken."""
     host, _ = split_address(address)
     try:
-        port = server.add_insecure_port(address)
+        credentials = None if tls is None else server_credentials(tls)
+    except OSError as error:
+        raise ListenError(f"a TLS file cannot be read: {error}") from error
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise ListenError(
             f"cannot listen on {address}: is the port taken? Choose another with --listen"

@@ -23,8 +23,6 @@ def defect(submit: pb.Submit, model: pb.Model) -> str | None:
         return f"min_tokens ({submit.min_tokens}) is more than max_tokens ({submit.max_tokens})"
     if any(token_id >= vocab for token_id in submit.stop_token_ids):
         return f"stop_token_ids has an id beyond the vocabulary, which ends at {vocab - 1}"
-    if submit.HasField("grammar"):
-        return "constrained decoding (tool_choice, response_format) is not implemented in this worker"
     return _sampling_defect(submit.sampling, vocab)
 
 

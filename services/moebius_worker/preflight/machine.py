@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,8 @@ from moebius_kernels.registry import Device
 # Calls that are timed: until this much time has passed, at least and at most so many.
 _TIMED_SECONDS = 0.02
 _TIMED_CALLS = range(3, 20)
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class CaptureError(Exception):
@@ -122,7 +125,8 @@ def device_here(kind: str) -> Device:
     if kind != "cuda":
         return Device(kind, "CPU")
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return Device("cuda", properties.name, (properties.major, properties.minor))
+    architecture = (properties.major, properties.minor)
+    return Device("cuda", properties.name, architecture, _driver())
 
 
 def _median(once: Callable[[], float]) -> float:
@@ -133,3 +137,11 @@ def _median(once: Callable[[], float]) -> float:
     ):
         times.append(once())
     return statistics.median(times)
+
+
+def _driver() -> str:
+    """The version of NVIDIA's driver."""
+    try:
+        return _DRIVER.read_text().partition("Kernel Module")[2].split()[0]
+    except (OSError, IndexError):
+        return "unknown"

@@ -69,8 +69,8 @@ class ModelSubject:
         return self._random.choice((0, self._random.randrange(64), self._random.randrange(CONTEXT)))
 
     def _slice(self, number: int, start: int, count: int) -> Slice:
-        """Request `number`: it reads whatever pages, and writes to pages of its own, of which those of the last
-        request of a step are as many as it needs."""
+        """Request `number` of a step: it reads whatever pages and writes to pages of its own, of which the
+        last request may have several."""
         start = max(0, min(start, self._context - 1))
         size = self._layout.page_size
         first, last = start // size, -(-(start + count) // size)

@@ -215,13 +215,31 @@ def test_strict_tools_in_free_text(name: str) -> None:
     for _ in range(4):
         for called, arguments in read(family, drawn(family, grammar, draw), TOOLS)["calls"]:
             check(called, arguments)
-    matcher = LLMatcher(family.tokenizer, grammar)
+
+
+def test_a_call_in_free_text_is_held_to_the_tools() -> None:
+    family = family_of("hermes")
+    matcher = LLMatcher(family.tokenizer, family.grammar(Demands(tools=TOOLS)))
     assert matcher.consume_tokens(family.ids("I look."))
-    if name == "hermes":
-        good = '<tool_call>{"name": "now", "arguments": {}}</tool_call> Well'
-        bad = '<tool_call>{"name": "then'
-        assert matcher.validate_tokens(family.ids(good)) == len(family.ids(good))
-        assert matcher.validate_tokens(family.ids(bad)) < len(family.ids(bad))
+    good = family.ids('<tool_call>{"name": "now", "arguments": {}}</tool_call> Well')
+    bad = family.ids('<tool_call>{"name": "then')
+    assert matcher.validate_tokens(good) == len(good)
+    assert matcher.validate_tokens(bad) < len(bad)
+
+
+def test_where_an_answer_has_a_channel_of_its_own_it_stays_free() -> None:
+    family = family_of("harmony")
+    thought = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
+    for demands in (Demands(tools=TOOLS), Demands(reasoning_budget=50)):
+        matcher = LLMatcher(family.tokenizer, family.grammar(demands))
+        ids = family.ids(f"{thought}<|channel|>final<|message|>Sun.")
+        assert matcher.consume_tokens(ids)
+        assert matcher.is_accepting()
+    matcher = LLMatcher(family.tokenizer, family.grammar(Demands(tools=TOOLS)))
+    assert matcher.consume_tokens(family.ids(thought + call))
+    assert matcher.validate_tokens(family.ids("{}")) == len(family.ids("{}"))
+    assert matcher.validate_tokens(family.ids('{"a"')) < len(family.ids('{"a"'))
 
 
 def test_a_schema_or_a_call() -> None:

@@ -243,21 +243,21 @@ async def test_refused_by_name(chatty: Gateway, change: dict[str, Any], param: s
 
 
 def stored(number: int, text: str = "") -> Stored:
-    return Stored({"id": f"resp_{number}", "text": text}, [], [])
+    return Stored("me", {"id": f"resp_{number}", "text": text}, [], [])
 
 
 async def test_the_store_is_bounded() -> None:
     store = ResponseStore(max_responses=3, max_bytes=10_000)
     for number in range(3):
         store.put(stored(number))
-    store.get("resp_0")  # used: it is not the oldest any more
+    store.get("resp_0", "me")  # used: it is not the oldest any more
     store.put(stored(3))
     with pytest.raises(ApiError):
-        store.get("resp_1")
-    assert store.get("resp_0")
+        store.get("resp_1", "me")
+    assert store.get("resp_0", "me")
     store.put(stored(4, "x" * 9_950))
     assert len(store) == 1
-    big = store.get("resp_4")
+    big = store.get("resp_4", "me")
     store.replace(big, {"id": "resp_4"})
     store.put(stored(5))
     assert len(store) == 2, "what it no longer holds is still counted"
@@ -268,7 +268,17 @@ async def test_what_is_generated_stays_in_the_store() -> None:
     running.task = asyncio.create_task(asyncio.sleep(10))
     store.put(running)
     store.put(stored(1))
-    assert store.get("resp_0")
+    assert store.get("resp_0", "me")
     with pytest.raises(ApiError):
-        store.get("resp_1")
+        store.get("resp_1", "me")
     running.task.cancel()
+
+
+async def test_what_is_kept_is_its_owners_alone() -> None:
+    store = ResponseStore()
+    store.put(stored(0))
+    for ask in (store.get, store.delete):
+        with pytest.raises(ApiError) as refused:
+            ask("resp_0", "another")
+        assert refused.value.status == 404
+    assert store.get("resp_0", "me")

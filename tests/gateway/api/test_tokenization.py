@@ -98,7 +98,7 @@ async def test_errors_have_the_shape_of_what_was_called() -> None:
         assert (await http.post("/v1/messages/batches")).json()["error"]["type"] == "not_found_error"
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
+@pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz"])
 async def test_probes_by_head(chatty: Gateway, path: str) -> None:
     async with chatty.client() as http:
         head, get = await http.head(path), await http.get(path)

@@ -5,10 +5,14 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from moebius_kernels.formats.dense import dense
+from moebius_kernels.formats.e2m1_words import from_words
+from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.formats.ggml import GGML_TYPES, Ggml
+from moebius_kernels.formats.mxfp4 import Mxfp4
+from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import pack, packed_format
 
-from tests.kernels.formats.test_ggml import random_bytes, stored
+from tests.kernels.formats.test_ggml import DEVICE, random_bytes, stored
 
 PACKED = [type_ for type_ in sorted(GGML_TYPES) if not isinstance(packed_format(Ggml(type_)), (Ggml, type(None)))]
 
@@ -40,3 +44,18 @@ def test_others_stay_as_they_are():
     rare = stored(Type.IQ2_XXS, random_bytes(Type.IQ2_XXS, rows=1, blocks=1))
     assert pack(rare) is rare
     assert packed_format(rare.format) is None
+
+
+@pytest.mark.parametrize("format", [Nvfp4(), Mxfp4()], ids=lambda format: format.name)
+def test_codes_in_words(format):
+    """All pairs of codes at all places."""
+    matrix = StoredMatrix.empty(format, (64, 64), DEVICE)
+    for part in matrix.parts.values():
+        part.copy_(torch.ones_like(part)) if part.dtype != torch.uint8 else part.random_(100, 130)
+    matrix.parts["data"].random_(0, 256)
+    packed = pack(matrix)
+    assert packed.format == packed_format(format)
+    assert torch.equal(packed.dequantize(), matrix.dequantize())
+    assert torch.equal(from_words(packed.parts["data"]), matrix.parts["data"])
+    assert packed.nbytes == matrix.nbytes
+    assert pack(packed) is packed

@@ -3,6 +3,7 @@
 import torch
 
 from moebius_kernels.formats.dense import Dense
+from moebius_kernels.formats.e2m1_words import E2m1Words
 from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.formats.fp8 import Fp8
 from moebius_kernels.formats.int_group import IntGroup
@@ -12,11 +13,13 @@ from moebius_kernels.formats.pack import packed_format
 from moebius_kernels.formats.ggml import Ggml
 from gguf import GGMLQuantizationType as Type
 
-_GGML = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
+_GGML = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
 FORMATS: dict[str, Format] = {
     "bf16": Dense(torch.bfloat16),
     "nvfp4": Nvfp4(),
     "mxfp4": Mxfp4(),
+    "nvfp4_words": E2m1Words(Nvfp4()),
+    "mxfp4_words": E2m1Words(Mxfp4()),
     "fp8": Fp8(),
     "fp8_block": Fp8(128, 128),
     "fp8_row_groups": Fp8(1, 128),
@@ -40,7 +43,7 @@ def random_matrix(format: Format, shape: tuple[int, ...], generator: torch.Gener
             part.copy_(_uniform(part.shape, generator))
         # Mean magnitudes of the codes, roughly: E2M1 2.4, E4M3 below 2^1, integers a quarter of their range.
     parts = matrix.parts
-    match format:
+    match format.base if isinstance(format, E2m1Words) else format:
         case Dense():
             parts["data"].copy_(torch.randn(parts["data"].shape, generator=generator, device=generator.device) * scale)
         case Nvfp4():

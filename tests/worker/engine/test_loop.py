@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer, models
 
 from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
@@ -16,6 +18,8 @@ from moebius_worker.engine import loop as loop_module
 from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.faults import FaultInjector
+from moebius_worker.engine.grammar.compiler import GrammarCompiler
+from moebius_worker.engine.grammar.grammars import Grammars
 from moebius_worker.engine.loop import MAX_RAISES, EngineLoop
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
 from moebius_worker.engine.runner import Computed
@@ -31,8 +35,13 @@ GATEWAY_STRIKES = 3
 TRIGGER = 40
 # A slice that holds this is faulty, whatever its logits are.
 FAULTY = 41
+EOS = 39
 CONFIG = SchedulerConfig(
-    CacheLayout(page_size=4, num_pages=16), max_running=4, max_step_tokens=16, max_model_len=128, max_waiting=4
+    CacheLayout(page_size=4, num_pages=16),
+    max_running=4,
+    max_step_tokens=16,
+    max_model_len=128,
+    max_waiting=4,
 )
 
 
@@ -121,11 +130,29 @@ class Bench:
         return self.ended[0]
 
 
+def letters() -> LLTokenizer:
+    """Token n spells the letter n, from A on."""
+    vocabulary = [chr(ord("A") + token_id) for token_id in range(VOCAB)]
+    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(vocabulary)}, unk_token="A"))
+    return LLTokenizer(tokenizer.to_str(), n_vocab=VOCAB, eos_token=[EOS])
+
+
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     ours, theirs = socket.socketpair()
     runner, ended = SuccessorRunner(), list[Exception]()
-    loop = EngineLoop(Pipe(ours), runner, Scheduler(CONFIG), sample, max_running=4, faults=FaultInjector(()))
+    pipe = Pipe(ours)
+    loop = EngineLoop(
+        pipe,
+        runner,
+        Scheduler(CONFIG),
+        sample,
+        Grammars(GrammarCompiler(letters, pipe.wake)),
+        max_running=4,
+        eos_token_ids=[EOS],
+        faults=FaultInjector(()),
+        device_errors=(torch.AcceleratorError,),
+    )
 
     def run() -> None:
         try:

@@ -4,13 +4,16 @@ import itertools
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
 from moebius_worker.engine.sampler import NonFiniteLogitsError, SampleRow, sample
+from moebius_worker.engine.token_masks import mask_logits
 from moebius_worker.engine.types import SamplingParams
 
 VOCAB = 50
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
 def logits_of(rows, seed=0, vocab=VOCAB, scale=2.0):
@@ -114,7 +117,7 @@ def test_a_row_does_not_see_its_batch():
     assert shuffled == [together[index] for index in order]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@needs_gpu
 def test_a_gpu_draws_as_the_cpu_does():
     logits = logits_of(300, vocab=3000)
     for params in ({}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.05, "temperature": 1.4}):
@@ -257,3 +260,25 @@ def test_logits_that_are_not_finite_name_their_rows(bad):
 def test_everything_banned_is_an_error():
     with pytest.raises(NonFiniteLogitsError):
         sample(logits_of(1), [row(banned=range(VOCAB))])
+
+
+def allowing(vocab, token_ids):
+    bits = np.zeros(-(-vocab // 32) * 32, dtype=np.uint8)
+    bits[token_ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("vocab", [31, 32, 100])
+def test_a_mask_leaves_what_it_allows_in_its_row_alone(device, vocab):
+    logits = torch.randn(3, vocab, device=device)
+    allowed = [0, 7, vocab - 1]
+    rows = [row(), SampleRow(SamplingParams(), (), (), allowed=allowing(vocab, allowed))]
+    masked = mask_logits(logits, [rows[0], rows[1], rows[0]])
+    assert torch.equal(masked[0], logits[0])
+    assert torch.equal(masked[2], logits[2])
+    expected = torch.full((vocab,), -torch.inf, device=device)
+    expected[allowed] = logits[1, allowed]
+    assert torch.equal(masked[1], expected)
+    assert torch.equal(mask_logits(logits, [rows[1]] * 3)[1], expected)
+    assert mask_logits(logits, [rows[0]] * 3) is logits

@@ -203,6 +203,7 @@ def registry(*names: str) -> Registry:
 # What a sacrificial process is told to examine.
 everything = partial(registry, *CANDIDATES)
 only_good = partial(registry, "good")
+good_and_wrong = partial(registry, "good", "wrong_numbers")
 
 
 class Fails(Tiny):

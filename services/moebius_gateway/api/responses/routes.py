@@ -41,13 +41,14 @@ def responses_router(services: Services) -> APIRouter:
     async def create(request: Request) -> Response:
         services.lifecycle.check_admission()
         body = await parse(request, ResponsesRequest)
-        history = _history(store, body.previous_response_id)
+        owner = _client(request)
+        history = _history(store, body.previous_response_id, owner)
         prepared = await prepare(services, request, body.translated(history))
         items = [*history, *body.input]
 
         def keep(response: dict[str, Any]) -> None:
             if body.store and not body.background:
-                store.put(Stored(response, _listed(body), items))
+                store.put(Stored(owner, response, _listed(body), items))
 
         dialect = ResponsesDialect(
             prepared.model.id,
@@ -59,7 +60,7 @@ def responses_router(services: Services) -> APIRouter:
         )
         if not body.background:
             return await deliver(services, request, prepared, dialect)
-        stored = Stored(dialect.unfinished("in_progress"), _listed(body), items)
+        stored = Stored(owner, dialect.unfinished("in_progress"), _listed(body), items)
         stored.task = asyncio.create_task(_in_background(services, request, prepared, dialect, store, stored))
         store.put(stored)
         return _json(stored.response)
@@ -68,7 +69,7 @@ def responses_router(services: Services) -> APIRouter:
     async def input_tokens(request: Request) -> Response:
         services.lifecycle.check_admission()
         body = await parse(request, InputTokensRequest)
-        wanted = body.translated(_history(store, body.previous_response_id))
+        wanted = body.translated(_history(store, body.previous_response_id, _client(request)))
         model = known_model(services.backend, body.model)
         [prompt] = await encoded(wanted, model, await services.texts.get(model))
         return _json({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
@@ -77,16 +78,16 @@ def responses_router(services: Services) -> APIRouter:
     async def retrieve(request: Request, id_: str) -> Response:
         if request.query_params.get("stream", "false") != "false":
             raise invalid("a stored response cannot be streamed: poll for it", "stream")
-        return _json(store.get(id_).response)
+        return _json(store.get(id_, _client(request)).response)
 
     @router.delete("/{id_}")
-    async def delete(id_: str) -> Response:
-        store.delete(id_)
+    async def delete(request: Request, id_: str) -> Response:
+        store.delete(id_, _client(request))
         return _json({"id": id_, "object": "response", "deleted": True})
 
     @router.post("/{id_}/cancel")
-    async def cancel(id_: str) -> Response:
-        stored = store.get(id_)
+    async def cancel(request: Request, id_: str) -> Response:
+        stored = store.get(id_, _client(request))
         if not stored.response["background"]:
             raise invalid("only a response with 'background' can be cancelled; close the connection instead")
         if stored.task is not None:
@@ -96,7 +97,7 @@ def responses_router(services: Services) -> APIRouter:
 
     @router.get("/{id_}/input_items")
     async def input_items(request: Request, id_: str) -> Response:
-        return _json(_page(store.get(id_).input_items, request.query_params))
+        return _json(_page(store.get(id_, _client(request)).input_items, request.query_params))
 
     return router
 
@@ -132,10 +133,14 @@ async def _in_background(
         store.replace(stored, response)
 
 
-def _history(store: ResponseStore, previous: str | None) -> list[Any]:
+def _client(request: Request) -> str:
+    return context_of(request).client.name
+
+
+def _history(store: ResponseStore, previous: str | None, owner: str) -> list[Any]:
     if previous is None:
         return []
-    stored = store.get(previous, "previous_response_id")
+    stored = store.get(previous, owner, "previous_response_id")
     if stored.task is not None:
         raise invalid("the previous response is not finished", "previous_response_id")
     return [*stored.items, *conversation_items(stored.response["output"])]

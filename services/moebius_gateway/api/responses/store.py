@@ -15,8 +15,12 @@ MAX_BYTES = 256 << 20
 
 @dataclass(slots=True)
 class Stored:
-    """`items`: all of the conversation before the response, its own request's last."""
+    """`items`: all of the conversation before the response, its own request's last.
 
+    `owner` names the client whose it is; to others it is not there.
+    """
+
+    owner: str
     response: dict[str, Any]
     # Those of the request itself, with ids, as JSON.
     input_items: list[dict[str, Any]]
@@ -59,10 +63,10 @@ class ResponseStore:
             self._bytes += stored.size - before
             self._evict()
 
-    def get(self, id_: str, param: str | None = None) -> Stored:
+    def get(self, id_: str, owner: str, param: str | None = None) -> Stored:
         """Raises `ApiError` (404)."""
         stored = self._kept.get(id_)
-        if stored is None:
+        if stored is None or stored.owner != owner:
             raise ApiError(
                 404,
                 f"response '{id_}' is not here: it was never stored, is too old, or is another gateway's",
@@ -72,9 +76,9 @@ class ResponseStore:
         self._kept.move_to_end(id_)
         return stored
 
-    def delete(self, id_: str) -> None:
+    def delete(self, id_: str, owner: str) -> None:
         """Raises `ApiError` (404)."""
-        stored = self.get(id_)
+        stored = self.get(id_, owner)
         if stored.task is not None:
             stored.task.cancel()
         self._drop(id_)

@@ -21,7 +21,7 @@ class Compiled:
 
 
 class GrammarCompiler:
-    """`compile` and `done` are for one thread; `wake` is called in another one when there is something done."""
+    """For one thread; `wake` is called in another one when there is something done."""
 
     def __init__(self, make_tokenizer: Callable[[], LLTokenizer], wake: Callable[[], None]) -> None:
         """`make_tokenizer` takes a second for a large vocabulary; it begins at once, in a thread."""
@@ -33,6 +33,11 @@ class GrammarCompiler:
     def __len__(self) -> int:
         """How many are being compiled."""
         return len(self._jobs)
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's. Waits for it."""
+        return self._tokenizer.result().vocab_size
 
     def compile(self, request: Request) -> None:
         assert request.grammar is not None

@@ -27,10 +27,8 @@ class Grammars:
     keeps its outputs, and so its matcher.
     """
 
-    def __init__(self, compiler: GrammarCompiler, words: int) -> None:
-        """`words`: numbers of 32 bits in a mask."""
+    def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._words = words
         self._matchers: dict[int, GrammarMatcher] = {}
         # Masks are computed while the device computes the step.
         self._thread = ThreadPoolExecutor(1, "masks")
@@ -64,11 +62,8 @@ class Grammars:
     # ---- in a step ----------------------------------------------------------------------------------
 
     def begin(self, barred: Mapping[int, Collection[int]]) -> None:
-        """Starts to compute masks; `barred`: by handle, tokens that must not come now, if others may.
-
-        Handles without a grammar are passed over.
-        """
-        wanted = [(self._matchers[handle], handle, ids) for handle, ids in barred.items() if handle in self]
+        """Starts to compute the masks of handles; `barred`: tokens that must not come now, if others may."""
+        wanted = [(self._matchers[handle], handle, ids) for handle, ids in barred.items()]
         self._masks = self._thread.submit(self._compute, wanted) if wanted else None
 
     def masks(self) -> Masks:
@@ -93,9 +88,13 @@ class Grammars:
     # ---- in the thread ------------------------------------------------------------------------------
 
     def _compute(self, wanted: list[tuple[GrammarMatcher, int, Collection[int]]]) -> Masks:
-        table = np.zeros((len(wanted), self._words), dtype=np.int32)
-        pairs = [(matcher.raw, index) for index, (matcher, _, _) in enumerate(wanted)]
-        self._executor.unsafe_compute_mask_ptr(pairs, table.ctypes.data, 4 * self._words, len(wanted))
+        words = -(-self._compiler.vocab_size // 32)
+        table = np.zeros((len(wanted), words), dtype=np.int32)
+        if len(wanted) == 1:
+            wanted[0][0].raw.unsafe_compute_mask_ptr(table.ctypes.data, table.nbytes)
+        else:
+            pairs = [(matcher.raw, index) for index, (matcher, _, _) in enumerate(wanted)]
+            self._executor.unsafe_compute_mask_ptr(pairs, table.ctypes.data, 4 * words, len(wanted))
         rows: dict[int, MaskRow] = {}
         faults: dict[int, str] = {}
         for row, (matcher, handle, ids) in zip(table, wanted, strict=True):

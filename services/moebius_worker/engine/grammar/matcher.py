@@ -21,12 +21,12 @@ class GrammarMatcher:
     """Follows one answer. Not thread safe."""
 
     def __init__(self, tokenizer: LLTokenizer, grammar: str, answer: Sequence[int]) -> None:
-        """`answer`: tokens that were generated before. Raises GrammarError. Takes milliseconds, rarely more."""
+        """`answer`: tokens that were generated before. Takes milliseconds, or more. Raises GrammarError."""
         self.raw = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
         if self.raw.is_error():
             raise GrammarError(f"the grammar cannot be compiled: {self.raw.get_error()}")
         if answer and not self.raw.consume_tokens(list(answer)):
-            raise GrammarError(f"the {len(answer)} resumed tokens do not keep to the grammar: {self._error()}")
+            raise GrammarError(f"the resumed tokens do not keep to the grammar: {self._error()}")
 
     @property
     def fault(self) -> str | None:
@@ -34,9 +34,12 @@ class GrammarMatcher:
         return f"the grammar cannot be followed: {self._error()}" if self.raw.is_error() else None
 
     def accept(self, token_id: int) -> bool:
-        """Takes a token that its mask allowed; whether the answer is complete, so that nothing can follow."""
+        """Takes a token that its mask allowed; whether the answer is complete, so that nothing can follow.
+
+        Raises GrammarError if the grammar takes too much to follow.
+        """
         if not self.raw.consume_token(token_id):
-            raise GrammarError(f"token {token_id} does not keep to the grammar: {self._error()}")
+            raise GrammarError(f"the grammar cannot be followed: {self._error()}")
         return self.raw.is_stopped()
 
     def _error(self) -> str:

@@ -1,0 +1,78 @@
+"""Uvicorn's HTTP protocol with an end to what comes before the body: httptools itself takes any amount."""
+
+import asyncio
+from http import HTTPStatus
+
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from moebius_gateway.api.errors import ApiError
+
+# Seconds in which a request's headers must have come, from its first byte on.
+HEAD_SECONDS = 30.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Limits are those of a subclass; see `bounded`."""
+
+    max_bytes: int
+    max_headers: int
+
+    # Bytes of the connection since the head of a request began; None outside of one.
+    _head: int | None = None
+    _timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > self.max_bytes:
+                self._hang_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        self._head = 0
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._hang_up, HTTPStatus.REQUEST_TIMEOUT)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size <= self.max_bytes and len(self.headers) <= self.max_headers:
+            return super().on_headers_complete()
+        served, self.app = self.app, _too_large
+        try:
+            super().on_headers_complete()
+        finally:
+            self.app = served
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def _end_head(self) -> None:
+        self._head = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _hang_up(self, status: HTTPStatus) -> None:
+        """There is no request yet that could be answered."""
+        self._end_head()
+        if not self.transport.is_closing():
+            line = (
+                f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            )
+            self.transport.write(line.encode())
+            self.transport.close()
+
+
+def bounded(max_bytes: int, max_headers: int) -> type[BoundedProtocol]:
+    """`max_bytes`: of URL and headers together."""
+    return type("Protocol", (BoundedProtocol,), {"max_bytes": max_bytes, "max_headers": max_headers})
+
+
+async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:
+    error = ApiError(431, "the URL or the headers are too large", code="headers_too_large")
+    response = error.response(scope["path"])
+    response.headers["Connection"] = "close"
+    await response(scope, receive, send)

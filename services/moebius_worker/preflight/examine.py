@@ -1,0 +1,143 @@
+"""The plan for a checkpoint on the device that is here: from the cache, or by a preflight."""
+
+import contextlib
+import importlib.metadata
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from moebius_kernels.jit.cache import cache_root
+from moebius_kernels.jit.sources import digest, package_digest
+from moebius_kernels.jit.triton_cache import triton_directory, use_directory
+from moebius_kernels.plan import Plan, token_ranges
+from moebius_kernels.registry import Device, Registry
+from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.engine.models.registry import build_model
+from moebius_worker.engine.runner import STEP_TOKENS, RunnerOptions, place_for
+from moebius_worker.engine.weights.open import open_weights
+from moebius_worker.preflight.machine import device_here
+from moebius_worker.preflight.run import Examination, Progress, preflight
+from moebius_worker.preflight.subject import steps_for
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the engine will do. `graph_tokens`: the largest step that is to be a CUDA graph, 0 for none.
+
+    `excluded`: "operation:backend" each, which are not to be used.
+    """
+
+    options: RunnerOptions
+    graph_tokens: int = 0
+    excluded: tuple[str, ...] = ()
+
+
+def find_plan(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    registry: Registry,
+    progress: Progress = lambda phase, done, total: None,
+    *,
+    fresh: bool = False,
+    root: Path | None = None,
+) -> Plan:
+    """The plan for this checkpoint, these settings, this device and these kernels, kept below `root`.
+
+    `fresh`: made anew even if it is there. Raises CheckpointError and PreflightError.
+    """
+    root = root or cache_root()
+    place = place_for(checkpoint, wanted.options)
+    device = device_here(place.device.type)
+    versions = _versions(device)
+    if device.kind == "cuda":
+        use_directory(triton_directory(root, versions))
+    identity = versions | _contents(checkpoint, wanted)
+    if not _has_candidates(registry.without(wanted.excluded), device):
+        # References alone have nothing to prove.
+        return Plan((), identity)
+    path = root / "plans" / f"{digest(identity)}.json"
+    if not fresh and (kept := _read(path)) is not None:
+        log.info("plan found", path=str(path))
+        return kept
+    plan = preflight(_examination(checkpoint, wanted), identity, progress)
+    _write(path, plan)
+    return plan
+
+
+def _examination(checkpoint: Checkpoint, wanted: Wanted) -> Examination:
+    options = wanted.options
+    kind = place_for(checkpoint, options).device.type
+    max_step_tokens = options.max_step_tokens or STEP_TOKENS[kind]
+    ranges = token_ranges(max(max_step_tokens, options.max_running))
+    return Examination(
+        subject="moebius_worker.preflight.model:open_subject",
+        options={
+            "model": str(checkpoint.path),
+            "device": options.device,
+            "dtype": options.dtype,
+            "page_size": options.page_size,
+            "kv_format": options.kv_format.value,
+            "threads": options.threads,
+            "max_running": options.max_running,
+            "max_step_tokens": max_step_tokens,
+        },
+        ranges=ranges,
+        steps=steps_for(ranges, max_running=options.max_running, max_step_tokens=max_step_tokens),
+        capture_tokens=wanted.graph_tokens,
+        excluded=wanted.excluded,
+    )
+
+
+def _has_candidates(registry: Registry, device: Device) -> bool:
+    return any(not backend.is_reference and device.kind in backend.devices for backend in registry.backends)
+
+
+def _versions(device: Device) -> dict[str, str]:
+    """What compiles kernels and runs them."""
+    found = {"device": device.name, "driver": device.driver, "torch": torch.__version__}
+    if device.architecture is not None:
+        found["architecture"] = "{}.{}".format(*device.architecture)
+    for package in ("triton", "flashinfer-python"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
+    """Kernels, shapes and settings, by their digests."""
+    place = place_for(checkpoint, wanted.options)
+    reader, _ = open_weights(checkpoint, build_model(checkpoint.config, place).LAYOUT)
+    tensors = (f"{name} {info.dtype} {list(info.shape)}" for name, info in sorted(reader.tensors.items()))
+    config = f"{sorted(checkpoint.config.items(), key=lambda item: item[0])}"
+    settings = sorted((name, str(value)) for name, value in asdict(wanted).items())
+    return {
+        "kernels": package_digest(),
+        "model": digest({"config": config, "tensors": list(tensors)}),
+        "settings": digest({"settings": str(settings)}),
+    }
+
+
+def _read(path: Path) -> Plan | None:
+    try:
+        return Plan.from_json(path.read_text())
+    except OSError:
+        return None
+    except ValueError as error:
+        log.warning("a plan cannot be read and is made anew", path=str(path), reason=str(error))
+        return None
+
+
+def _write(path: Path, plan: Plan) -> None:
+    """Whole or not at all; without a place to write, the next start makes the plan again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(plan.to_json())
+        Path(file.name).replace(path)
+    except OSError as error:
+        log.warning("the plan is not kept", path=str(path), reason=error.strerror)

@@ -1,0 +1,94 @@
+"""`moebius preflight` and `moebius kernels build`, as they are typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from moebius_cli.main import app
+from moebius_kernels.jit.nvcc import CudaSource
+from tests.tiny import write_checkpoint
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_checkpoint(tmp_path / "model", "llama", num_hidden_layers=1))
+
+
+def test_on_a_cpu_the_references_compute_everything(model: str, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "120")
+    result = RUNNER.invoke(app, ["preflight", model, "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert "They compute everything" in result.output
+    result = RUNNER.invoke(app, ["preflight", model, "--device", "cpu", "--json"])
+    assert json.loads(result.stdout)["choices"] == []
+
+
+def test_the_plan_is_a_table_with_reasons(model: str, monkeypatch, tmp_path: Path) -> None:
+    from moebius_kernels import registry
+    from tests.worker.preflight import bad
+
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "400")
+    offered = bad.registry("good", "wrong_numbers")
+    monkeypatch.setattr(
+        registry, "gather", lambda: registry.Registry(offered.backends, {"a.module": "broken"})
+    )
+    from moebius_worker.preflight import examine
+
+    real = examine.preflight
+    monkeypatch.setattr(
+        examine,
+        "preflight",
+        lambda examination, *rest: real(
+            _with_registry(examination, "tests.worker.preflight.bad:good_and_wrong"), *rest
+        ),
+    )
+    arguments = ["preflight", model, "--device", "cpu", "--max-running", "2", "--max-step-tokens", "2"]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    [row] = [line for line in result.output.splitlines() if line.startswith("gated")]
+    assert "wrong_numbers: relative error 5.0e-02, allowed 1e-03" in row
+    assert "not here a.module: broken" in result.output
+
+
+def _with_registry(examination, name: str):
+    from dataclasses import replace
+
+    return replace(examination, registry=name)
+
+
+def test_a_model_that_is_not_there_is_one_line() -> None:
+    result = RUNNER.invoke(app, ["preflight", "/no/such/model"])
+    assert result.exit_code == 1
+    assert "Error:" in result.output
+
+
+def test_kernels_are_compiled_ahead_for_each_architecture(monkeypatch, tmp_path: Path) -> None:
+    from moebius_kernels import registry
+
+    file = tmp_path / "scale.cu"
+    file.write_text("int a;")
+    compiler = tmp_path / "nvcc"
+    compiler.write_text(
+        '#!/bin/sh\nif [ "$1" = --version ]; then echo 13; exit; fi\nfor last; do :; done\necho > "$last"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("MOEBIUS_NVCC", str(compiler))
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "cuda_sources", lambda: (CudaSource("scale", file),))
+    result = RUNNER.invoke(app, ["kernels", "build", "--arch", "9.0", "--arch", "12.0"])
+    assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in (tmp_path / "cache" / "cuda").iterdir())
+    assert [name.rpartition("-")[0] for name in names] == ["scale-sm120", "scale-sm90"]
+
+
+@pytest.mark.parametrize("arch", ["hopper", "9", "9.x"])
+def test_what_is_no_architecture_is_refused(arch: str) -> None:
+    result = RUNNER.invoke(app, ["kernels", "build", "--arch", arch])
+    assert result.exit_code == 1
+    assert "no compute capability" in result.output

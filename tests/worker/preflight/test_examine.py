@@ -1,0 +1,103 @@
+"""The plan of a checkpoint: kept, found again, made anew when anything that it depends on is another."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moebius_kernels.plan import Plan
+from moebius_kernels.registry import Registry, gather, references
+from moebius_worker.checkpoint.checkpoint import open_checkpoint
+from moebius_worker.engine.runner import RunnerOptions
+from moebius_worker.preflight import examine
+from moebius_worker.preflight.examine import Wanted, find_plan
+from moebius_worker.preflight.run import Examination
+from tests.tiny import write_checkpoint
+from tests.worker.preflight import bad
+
+OPTIONS = RunnerOptions(device="cpu", max_running=2, max_step_tokens=4, threads=1)
+WANTED = Wanted(OPTIONS)
+CANDIDATES = bad.registry("good")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> list:
+    root = tmp_path_factory.mktemp("checkpoints")
+    paths = [write_checkpoint(root / str(layers), num_hidden_layers=layers) for layers in (1, 2)]
+    return [open_checkpoint(str(path)) for path in paths]
+
+
+@pytest.fixture
+def made(monkeypatch) -> list[Examination]:
+    """The examinations that were asked for; each gives a plan of its own."""
+    asked: list[Examination] = []
+
+    def preflight(examination: Examination, identity: dict[str, str], progress) -> Plan:
+        asked.append(examination)
+        return Plan((), identity)
+
+    monkeypatch.setattr(examine, "preflight", preflight)
+    return asked
+
+
+def test_a_plan_is_made_once(checkpoints, made, tmp_path: Path) -> None:
+    first = find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
+    assert find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path) == first
+    assert len(made) == 1
+    find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path, fresh=True)
+    assert len(made) == 2
+    assert {"device", "torch", "kernels", "model", "settings"} <= set(first.identity)
+    assert (made[0].steps[0].kind, max(one.tokens for one in made[0].steps)) == ("decode", 4)
+
+
+def test_another_model_setting_exclusion_or_kernel_is_another_plan(
+    checkpoints, made, tmp_path: Path, monkeypatch
+) -> None:
+    def find(checkpoint=checkpoints[0], wanted=WANTED) -> None:
+        find_plan(checkpoint, wanted, CANDIDATES, root=tmp_path)
+
+    find()
+    find(checkpoint=checkpoints[1])
+    find(wanted=replace(WANTED, options=replace(OPTIONS, max_running=3)))
+    find(wanted=replace(WANTED, graph_tokens=2))
+    find(wanted=replace(WANTED, excluded=("linear:good",)))
+    monkeypatch.setattr(examine, "package_digest", lambda: "other kernels")
+    find()
+    monkeypatch.setattr("torch.__version__", "9.9.9")
+    find()
+    assert len(made) == 7
+    find()
+    assert len(made) == 7
+    assert made[4].excluded == ("linear:good",)
+
+
+@pytest.mark.parametrize("contents", ["", "{}", json.dumps({"choices": 1, "identity": {}})])
+def test_a_plan_that_cannot_be_read_is_made_anew(checkpoints, made, tmp_path: Path, contents: str) -> None:
+    find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
+    [path] = (tmp_path / "plans").iterdir()
+    path.write_text(contents)
+    find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
+    find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
+    assert len(made) == 2
+
+
+def test_without_a_place_to_keep_it_the_plan_is_made_each_time(checkpoints, made, tmp_path: Path) -> None:
+    root = tmp_path / "a file"
+    root.write_text("")
+    for _ in range(2):
+        find_plan(checkpoints[0], WANTED, CANDIDATES, root=root)
+    assert len(made) == 2
+
+
+def test_references_alone_have_nothing_to_prove(checkpoints, made, tmp_path: Path) -> None:
+    for registry, wanted in (
+        (Registry(references(), {}), WANTED),
+        (gather(()), WANTED),
+        (CANDIDATES, replace(WANTED, excluded=("gated:good",))),
+        # For GPUs only.
+        (bad.registry("wrong_architecture"), WANTED),
+    ):
+        assert find_plan(checkpoints[0], wanted, registry, root=tmp_path).choices == ()
+    assert not made
+    assert list(tmp_path.iterdir()) == []
