@@ -61,7 +61,7 @@ def select_blocks(
 
 
 def _scores(q: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """q [R, heads, D] and blocks [B, D], or [R, B, D] -> [R, B], as many rows at a time as memory is meant for."""
+    """q [R, heads, D] and blocks [B, D], or [R, B, D] -> [R, B]; some rows at a time, for their memory."""
     tile = max(1, MAX_SCORES // (q.shape[1] * blocks.shape[-2]))
     shared = blocks.dim() == 2
     return torch.cat(

@@ -56,7 +56,7 @@ class _Dispatch:
 
     def _step(self, name: str, key: str) -> _Step:
         functions = {backend.name: backend.function for backend in self.registry.of(self.operation)}
-        note = self.recorder and self.recorder.prepare(self.operation, name, key)
+        note = None if self.recorder is None else self.recorder.prepare(self.operation, name, key)
         return _Step(functions[name], note)
 
 

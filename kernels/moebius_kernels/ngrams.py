@@ -10,9 +10,9 @@ def ngrams(
 ) -> torch.Tensor:
     """Each row's token and the `length - 1` before it, the nearest first: int64 [T, length].
 
-    What lies before the text's first token, or before an `end` token that comes before the row's own, is `end`
-    too. token_ids int64 [T]. `states` int64 [slots, length - 1] holds one more than the ids of each request's
-    last tokens, the oldest first, and 0 where there were none; it is left for the next step.
+    What lies before the text's first token, or before an `end` token that comes before the row's own, is
+    `end` too. token_ids int64 [T]. `states` int64 [slots, length - 1] holds one more than the ids of each
+    request's last tokens, the oldest first, and 0 where there were none; it is left for the next step.
     """
     marked = token_ids + 1
     windows = token_ids.new_empty(len(token_ids), length)
@@ -34,7 +34,7 @@ def ngrams(
 def hashed_rows(
     grams: torch.Tensor, multipliers: torch.Tensor, sizes: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
-    """Rows of a table, int64 [T, H], for `ngrams` [T, N]: H / (N - 1) for the bigram, as many for the trigram ...
+    """Rows of a table, int64 [T, H], for `ngrams` [T, N]: H / (N - 1) for the bigram, then the trigram ...
 
     The tokens of an n-gram, times `multipliers` [N], are combined by exclusive or; head h takes that modulo
     `sizes[h]` and adds `offsets[h]`. Products must fit into 63 bits.

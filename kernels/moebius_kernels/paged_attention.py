@@ -6,13 +6,16 @@ import torch
 import torch.nn.functional as F
 
 from moebius_kernels.attention_plan import AttentionPlan, Chunk, DecodeGroup, causal_mask
+from moebius_kernels.device_plan import DeviceAttentionPlan
 from moebius_kernels.kv_pages import KvPages
 
 # Scores in fp32 that the rows of a chunk may have together, where they are computed explicitly.
 MAX_SCORES = 1 << 24
 
 
-def write_kv(k: torch.Tensor, v: torch.Tensor | None, kv_pages: KvPages, plan: AttentionPlan) -> torch.Tensor:
+def write_kv(
+    k: torch.Tensor, v: torch.Tensor | None, kv_pages: KvPages, plan: AttentionPlan | DeviceAttentionPlan
+) -> torch.Tensor:
     """Puts the rows' keys and values, [T, KV, Dk] and [T, KV, Dv], where `plan.slots` says.
 
     `v` is None where the values lie in the keys. What is not finite becomes 0: padding multiplies a page's
@@ -21,20 +24,21 @@ def write_kv(k: torch.Tensor, v: torch.Tensor | None, kv_pages: KvPages, plan: A
     So the pages hide a fault, from the later rows of its own request too. The result [T] tells of it: 0 for
     a row whose keys and values are finite, else NaN. Add it to what becomes of the row, and check every row.
     """
+    slots = plan.slots.long()
     # Zero times NaN, or times infinity, is NaN.
     faults = (k * 0).sum(dim=(1, 2))
-    kv_pages.keys.write(_finite(k), plan.slots)
+    kv_pages.keys.write(_finite(k), slots)
     if kv_pages.values is not None:
         assert v is not None
         faults = faults + (v * 0).sum(dim=(1, 2))
-        kv_pages.values.write(_finite(v), plan.slots)
+        kv_pages.values.write(_finite(v), slots)
     return faults
 
 
 def paged_attention(
     q: torch.Tensor,
     kv_pages: KvPages,
-    plan: AttentionPlan,
+    plan: AttentionPlan | DeviceAttentionPlan,
     *,
     scale: float | None = None,
     softcap: float | None = None,
@@ -47,6 +51,8 @@ def paged_attention(
     [heads]: a score that joins the softmax of each row and has no value. The result is [T, heads, Dv] in
     q's dtype; softmax and sums are in fp32.
     """
+    if isinstance(plan, DeviceAttentionPlan):
+        plan = plan.expanded(q.dtype)
     scores = _Scores(kv_pages.key_dim**-0.5 if scale is None else scale, softcap, sinks)
     # PyTorch's own attention knows no more than that; and where values are of another width than keys, it
     # may copy the keys for each query head.

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -68,6 +68,20 @@ class Plan:
         return all(
             choice.captured for choice in self.choices if choice.tokens.first <= tokens <= choice.tokens.last
         )
+
+    def without(self, excluded: Collection[str]) -> "Plan":
+        """Chosen again, without the backends named "operation:backend"; references stay."""
+
+        def again(choice: Choice) -> Choice:
+            verdicts = [
+                one
+                for one in choice.verdicts
+                if one.backend == "reference" or f"{choice.operation}:{one.backend}" not in excluded
+            ]
+            capture = any(one.captured for one in choice.verdicts)
+            return choose(choice.operation, choice.key, choice.tokens, verdicts, capture=capture)
+
+        return Plan(tuple(map(again, self.choices)), self.identity)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -7,6 +7,7 @@ from moebius_cli.inspect import inspect
 from moebius_cli.kernels import kernels
 from moebius_cli.keys import keys
 from moebius_cli.preflight import preflight
+from moebius_cli.sim import sim
 from moebius_cli.status import status
 from moebius_cli.up import up
 from moebius_cli.upcycle import upcycle
@@ -19,5 +20,7 @@ app = typer.Typer(
 )
 for command in (up, status, chat, inspect, upcycle, preflight):
     app.command()(command)
+# Its flags are the workers' own.
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(sim)
 app.add_typer(kernels, name="kernels")
 app.add_typer(keys, name="keys")

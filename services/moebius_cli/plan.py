@@ -34,6 +34,7 @@ class UpOptions:
     state_dir: StateDir
     question: str
     once: bool
+    engine: str = "model"
 
     @property
     def url(self) -> str:
@@ -55,15 +56,18 @@ def check_port(host: str, port: int) -> None:
         ) from error
 
 
-def plan_stack(options: UpOptions, checkpoint: Checkpoint) -> StackSpec:
-    """Workers on free ports, with the CPUs shared out among them."""
+def plan_stack(options: UpOptions, checkpoint: Checkpoint | None) -> StackSpec:
+    """Workers on free ports, with the CPUs shared out among them. No checkpoint: a simulated model."""
+    model: tuple[str, ...] = ()
+    if checkpoint is not None:
+        model = ("--model", str(checkpoint.path.absolute()), "--served-model-name", checkpoint.name)
     threads = os.environ.get(_THREADS, str(max(1, cpu_count() // options.workers)))
     workers = []
     for number, port in enumerate(_free_ports(options.workers)):
         name = f"worker-{number}"
         argv = (
             *(sys.executable, "-m", "moebius_worker"),
-            *("--model", str(checkpoint.path.absolute()), "--served-model-name", checkpoint.name),
+            *("--engine", options.engine, *model),
             *("--listen", f"127.0.0.1:{port}", "--device", options.device),
             *("--threads", threads, "--log-format", options.log_format),
         )

@@ -27,6 +27,7 @@ from moebius_cli.view import WorkerView, read_state, view_gateway, view_workers
 from moebius_controller.spec import StackSpec, write_stack
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.host_memory import host_memory
+from moebius_worker.sim.vocabulary import SIM_NAME
 
 # Longer than the gateway's and the workers' own grace periods, which are the ones that should end things.
 STOP_GRACE = 40.0
@@ -47,6 +48,12 @@ def up(
             "Left out: the demo model, a small MoE that is made on first use."
         ),
     ] = None,
+    engine: Annotated[
+        Literal["model", "sim"],
+        typer.Option(
+            help="sim: workers that compute nothing and take as long as MOEBIUS_WORKER_SIM (JSON) says."
+        ),
+    ] = "model",
     workers: Annotated[
         int, typer.Option(min=1, help="Model workers. The API survives all but the last.")
     ] = 2,
@@ -77,7 +84,7 @@ def up(
     moebius up --once --question "Say hello."
     """
     options = UpOptions(
-        workers, model, host, port, device, log_format, StateDir(state_dir.resolve()), question, once
+        workers, model, host, port, device, log_format, StateDir(state_dir.resolve()), question, once, engine
     )
     console = Console(highlight=False)
     with shown(), options.state_dir.locked():
@@ -89,12 +96,17 @@ def up(
         asyncio.run(_Up(options, checkpoint, stack, console).run())
 
 
-def _prepare(options: UpOptions, console: Console) -> Checkpoint:
+def _prepare(options: UpOptions, console: Console) -> Checkpoint | None:
+    """None if nothing but simulated words will be said."""
     with step(console, "model") as current:
+        if options.engine == "sim" and options.model is None:
+            current.result = "simulated"
+            return None
         checkpoint = prepare_model(
             options.model, lambda what, done, total: current.update(_progress(what, done, total))
         )
-        if options.device == "cpu" or not Path("/dev/nvidiactl").exists():
+        on_cpu = options.device == "cpu" or not Path("/dev/nvidiactl").exists()
+        if options.engine == "model" and on_cpu:
             # On a CPU a worker computes in float32.
             MemoryNeed(count_parameters(checkpoint), 4, options.workers).check(host_memory().available)
         current.result = f"{checkpoint.name} at {checkpoint.path}"
@@ -105,11 +117,11 @@ class _Up:
     """The stack while it runs."""
 
     def __init__(
-        self, options: UpOptions, checkpoint: Checkpoint, stack: StackSpec, console: Console
+        self, options: UpOptions, checkpoint: Checkpoint | None, stack: StackSpec, console: Console
     ) -> None:
         self._options = options
         self._stack = stack
-        self._model = checkpoint.name
+        self._model = SIM_NAME if checkpoint is None else checkpoint.name
         self._console = console
         state = options.state_dir
         self._gateway = Child("gateway", gateway_command(options, stack), state.log("gateway"), self._record)

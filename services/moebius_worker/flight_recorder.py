@@ -1,8 +1,8 @@
 """A flight recorder: the last operations of the engine, readable by the front when the engine is dead.
 
-Both have a file open that has no name, mapped by the engine: a ring of records of a fixed size. A record is a
-sequence number, the token count, and "operation\\0backend\\0shapes" as UTF-8, cut to what fits. Writing one is
-a copy, no system call.
+Both have a file open that has no name, mapped by the engine: a ring of records of a fixed size. A record is
+a sequence number, the token count, and "operation\\0backend\\0shapes" as UTF-8, cut to what fits. Writing
+one is a copy, no system call.
 """
 
 import mmap
@@ -73,6 +73,8 @@ def read_flights(descriptor: int) -> list[Flight]:
 
 
 def suspect(flights: Sequence[Flight]) -> Flight | None:
-    """Whom to blame for a fault of the device, of `flights` with the latest first: work on a GPU fails after
-    it was asked for, and references are PyTorch's own, so it is the last that was none. Nobody, if all were."""
+    """Whom to blame for a fault of the device, of `flights` with the latest first; None if nobody is there.
+
+    Work on a GPU fails after it was asked for, and references are PyTorch's own: the last that was none.
+    """
     return next((flight for flight in flights if flight.backend != "reference"), None)

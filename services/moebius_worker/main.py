@@ -8,7 +8,7 @@ import structlog
 
 from moebius_common.logs import configure_logs
 from moebius_common.settings import read_settings
-from moebius_worker.front.server import ListenError, serve
+from moebius_worker.front.server import ListenError, Stop, serve
 from moebius_worker.settings import WorkerSettings
 
 
@@ -19,6 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log = structlog.get_logger(__name__)
     log.info("settings", **settings.model_dump(mode="json"))
     try:
-        asyncio.run(serve(settings))
+        asyncio.run(_serve(settings))
     except ListenError as error:
         sys.exit(f"moebius-worker: {error}")
+
+
+async def _serve(settings: WorkerSettings) -> None:
+    stop = Stop()
+    stop.on_signals()
+    await serve(settings, stop)

@@ -124,8 +124,11 @@ class WorkerCollector(Collector):
             ("generated_tokens", totals.generated_tokens, "Tokens generated."),
             ("cached_tokens", totals.cached_tokens, "Prompt tokens found in the prefix cache."),
             ("preemptions", totals.preemptions, "Requests that lost their pages to another."),
+            ("late_compilations", totals.late_compilations, "Kernels compiled while serving."),
         ):
             yield CounterMetricFamily(f"moebius_worker_{name}", about, value=value)
+        if state.model is not None:
+            yield from _plan(state.model.plan)
 
     def _vllm(self, model: worker_pb2.Model) -> Iterator[Metric]:
         stats, totals = self._state.stats, self._state.totals()
@@ -155,6 +158,33 @@ class WorkerCollector(Collector):
         )
         config.add_metric([model.id, str(model.page_size), str(stats.kv_pages_total)], 1)
         yield config
+
+
+def _plan(plan: worker_pb2.KernelPlan) -> Iterator[Metric]:
+    chosen = GaugeMetricFamily(
+        "moebius_worker_kernel_choices",
+        "Operations, with their shapes and token counts, that a backend computes.",
+        labels=["backend"],
+    )
+    for backend, count in plan.backends.items():
+        chosen.add_metric([backend], count)
+    yield chosen
+    rejected = GaugeMetricFamily(
+        "moebius_worker_kernel_rejections",
+        "Those for which a backend was rejected, by the gate of the preflight that it failed at.",
+        labels=["backend", "gate"],
+    )
+    for one in plan.rejections:
+        rejected.add_metric([one.backend, one.gate], one.count)
+    yield rejected
+    excluded = GaugeMetricFamily(
+        "moebius_worker_kernel_excluded",
+        "1 for each backend that is not used, since it was told so or an engine died of it.",
+        labels=["backend"],
+    )
+    for backend in plan.excluded:
+        excluded.add_metric([backend], 1)
+    yield excluded
 
 
 def serve_metrics(address: str, registry: CollectorRegistry) -> int:

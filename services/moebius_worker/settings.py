@@ -2,15 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from moebius_common.address import Address
 from moebius_common.cpus import cpu_count
 from moebius_common.logs import LogFormat
 from moebius_common.settings import Seconds, ServiceSettings
+from moebius_worker.sim.settings import SimSettings
 
 
 class InjectedFault(BaseModel):
@@ -36,9 +37,16 @@ class WorkerSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="MOEBIUS_WORKER_", cli_prog_name="moebius-worker")
 
+    engine: Literal["model", "sim"] = Field(
+        "model",
+        description="sim: an engine that computes nothing and takes as long as --sim says, for load tests. "
+        "It speaks with the tokenizer of --model, or with a small one of its own.",
+    )
+    sim: SimSettings = Field(default=SimSettings(), description="What the simulated engine is like.")
     model: str = Field(
-        min_length=1,
-        description="What to serve: a checkpoint directory, a .gguf file, or a Hugging Face id.",
+        "",
+        validate_default=True,
+        description="What to serve: a checkpoint directory, a .gguf file, or a Hugging Face id. Needed unless --engine is sim.",
     )
     served_model_name: str | None = Field(
         None, description="The name that clients use. Left out: the checkpoint's own name."
@@ -101,6 +109,12 @@ class WorkerSettings(ServiceSettings):
         description="CPU threads of the engine. Left out: as many as CPUs.",
     )
 
+    exclude_backends: tuple[Annotated[str, Field(pattern=r"^\w+:\w+$")], ...] = Field(
+        (),
+        description="Kernels that are not used, whatever the preflight finds: operation:backend, separated "
+        "by commas. Those that an engine died of are added for the next one.",
+    )
+
     stall_timeout: Seconds = Field(
         20.0, description="Seconds without a step or heartbeat after which the engine is killed as stalled."
     )
@@ -123,6 +137,13 @@ class WorkerSettings(ServiceSettings):
         description="For tests only. JSON list of {token_id, action: raise|kill|hang}: the engine does "
         "that in a step that computes the token.",
     )
+
+    @field_validator("model")
+    @classmethod
+    def _needed(cls, model: str, info: ValidationInfo) -> str:
+        if not model and info.data.get("engine") == "model":
+            raise ValueError("Field required")
+        return model
 
     @model_validator(mode="after")
     def _complete(self) -> "WorkerSettings":

@@ -132,25 +132,27 @@ def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling
     dense_form = format == "bf16"
     if tokens_a_slot <= 12:
         if dense_form:
-            small = [(64, 64, 4, 5), (64, 128, 4, 3), (32, 128, 2, 4), (32, 64, 2, 6), (128, 64, 4, 4), (16, 128, 1, 5)]
+            small = [(64, 64, 4, 5), (64, 128, 4, 3), (32, 128, 2, 4), (16, 128, 1, 5), (16, 256, 4, 4, 1, 4), (16, 256, 2, 3, 1, 2)]
         else:
-            small = [(64, 128, 4, 4), (64, 256, 4, 3), (32, 256, 2, 3), (32, 128, 2, 5), (16, 256, 1, 4), (128, 128, 8, 4)]
+            small = [(64, 256, 4, 3), (64, 128, 4, 4), (32, 256, 2, 3), (16, 256, 4, 4, 1, 4), (16, 512, 4, 3, 1, 4), (16, 256, 2, 4, 1, 2), (16, 512, 2, 3, 1, 2)]
         tiles = [Tiling(8, *one) for one in small]
+        if tokens_a_slot > 0.3:
+            tiles = tiles[:4]
         found[8] = tiles, tiles
-    if 1 < tokens_a_slot <= 32:
+    if 2 < tokens_a_slot <= 32:
         tiles = [Tiling(16, 32, 128, 2, 4), Tiling(16, 64, 64, 4, 4), Tiling(16, 64, 128, 4, 3)]
         found[16] = tiles, tiles
         tiles = [Tiling(32, 64, 128, 4, 3), Tiling(32, 64, 64, 4, 4)]
         found[32] = tiles, tiles
     if tokens_a_slot >= 16:
-        tiles = [Tiling(64, 64, 64, 4, 4, swap=swap) for swap in (True, False)]
-        found[64] = tiles, tiles + [Tiling(64, 128, 64, 4, 4, swap=swap) for swap in (True, False)]
+        both = (True, False) if dense_form else (True,)
+        tiles = [Tiling(64, 64, 64, 4, 4, swap=swap) for swap in both]
+        found[64] = tiles, tiles + [Tiling(64, 128, 64, 4, 4, swap=swap) for swap in both]
     if tokens_a_slot >= 64:
-        one = [Tiling(128, 64, 64, 8, 4, swap=swap) for swap in (True, False)]
-        one += [Tiling(128, 64, 64, 4, 3, swap=swap) for swap in (True, False)]
-        two = [Tiling(128, 128, 64, 8, 3, swap=swap) for swap in (True, False)]
-        down = [Tiling(128, 256, 64, 8, 3, swap=swap) for swap in (True, False)]
-        found[128] = one + two, one + two + down
+        shapes = [(64, 64, 4, 3), (64, 64, 8, 3), (128, 64, 8, 3)] + ([(64, 64, 4, 4), (128, 64, 8, 4)] if dense_form else [(64, 128, 4, 2), (128, 128, 8, 2)])
+        tiles = [Tiling(128, *one, swap=swap) for one in shapes for swap in both]
+        down = [Tiling(128, 256, 64, 8, 3, swap=swap) for swap in both] + [Tiling(128, 128, 64, 4, 3, swap=swap) for swap in both]
+        found[128] = tiles, tiles + down
         found[256] = [Tiling(256, 64, 64, 8, 3)], [Tiling(256, 128, 64, 8, 3), Tiling(256, 64, 64, 8, 3)]
     return found
 
@@ -265,7 +267,7 @@ def main() -> None:
 
 def short(tiling: ExpertTiling) -> str:
     return " | ".join(
-        f"{t.tokens}x{t.rows}x{t.columns} w{t.warps} s{t.stages}{f' k{t.splits}' if t.splits > 1 else ''}{'' if t.swap else ' plain'}"
+        f"{t.tokens}x{t.rows}x{t.columns} w{t.warps} s{t.stages}{f' k{t.splits}' if t.splits > 1 else ''}{f' d{t.depth}' if t.depth > 1 else ''}{'' if t.swap else ' plain'}"
         for t in (tiling.gate_up, tiling.down)
     )
 

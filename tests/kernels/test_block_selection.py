@@ -27,8 +27,10 @@ def finish(averages):
 def world(block):
     """Plan, positions, queries, the pages of the index, and each request's keys."""
     order = torch.randperm(150, generator=torch.Generator().manual_seed(0)).tolist()
-    spans, keys, pages = [], [], KvPages.allocate(
-        KvFormat.MODEL, 150, PAGE, 1, DIM, DIM, torch.float32, DEVICE, values_in_keys=True
+    spans, keys, pages = (
+        [],
+        [],
+        KvPages.allocate(KvFormat.MODEL, 150, PAGE, 1, DIM, DIM, torch.float32, DEVICE, values_in_keys=True),
     )
     # Leftovers of others: they would be selected.
     pages.keys.numbers.fill_(100.0)

@@ -65,6 +65,19 @@ def test_a_plan_counts_what_it_chose_and_what_it_rejected() -> None:
     assert not plan.capturable(9)
 
 
+def test_without_a_backend_the_next_best_is_chosen() -> None:
+    slower = Verdict("slower", microseconds=20.0, captured=True)
+    verdicts = (REFERENCE_VERDICT, FAST, slower, BROKEN)
+    plan = Plan((Choice("linear", "a key", TokenRange(1, 8), "fast", True, verdicts),), {"gpu": "H200"})
+    assert plan.without(()) == plan
+    assert plan.without(("gated:fast", "linear:broken")).backends == {"linear:fast": 1}
+    [choice] = plan.without(("linear:fast",)).choices
+    assert (choice.backend, choice.captured) == ("slower", True)
+    # A graph comes first, but something has to compute.
+    [choice] = plan.without(("linear:fast", "linear:slower", "linear:reference")).choices
+    assert (choice.backend, choice.captured) == ("reference", False)
+
+
 def test_neighbouring_ranges_with_one_outcome_are_one_row() -> None:
     ranges = token_ranges(16)
     plan = Plan(tuple(_choice(one, "fast" if one.last < 8 else "reference") for one in ranges))

@@ -90,7 +90,7 @@ def gemm(
         ROUTING=routing.mode, PAIRS=triton.next_power_of_2(routing.pairs) if routing.mode == "group" else 1,
         SLOTS=routing.slots is not None, PAIRS_OF_X=routing.pairs_of_x,
         TOKENS=tiling.tokens, ROWS=tiling.rows, COLUMNS=tiling.columns, SPLITS=tiling.splits,
-        SWAP=tiling.swap, POLICY="evict_first" if stream else "", ASM=not interpreted(), PDL=pdl, PREFETCH=routed_before,
+        DEPTH=tiling.depth,        SWAP=tiling.swap, POLICY="evict_first" if stream else "", ASM=not interpreted(), PDL=pdl, PREFETCH=routed_before,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ def grouped_gemm(
     BLOCK_ROWS: tl.constexpr, ROW_SCALE: tl.constexpr, BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
     ROUTING: tl.constexpr, PAIRS: tl.constexpr, SLOTS: tl.constexpr, PAIRS_OF_X: tl.constexpr,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr,
     SWAP: tl.constexpr, POLICY: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """y[pair, n] = x[pair // PAIRS_OF_X] . W[slot of the pair, n] for n < N; bf16, or fp32 if SPLITS > 1.
@@ -87,12 +87,8 @@ def grouped_gemm(
     if PDL and PREFETCH:
         _prefetch(codes, row, begin, C, CODE, STEPS * COLUMNS)
         gdc_wait()
-    if SWAP:
-        gate_sum = tl.zeros((ROWS, TOKENS), tl.float32)
-        up_sum = tl.zeros((ROWS, TOKENS), tl.float32)
-    else:
-        gate_sum = tl.zeros((TOKENS, ROWS), tl.float32)
-        up_sum = tl.zeros((TOKENS, ROWS), tl.float32)
+    gate_sum = _zeros(TOKENS, ROWS, DEPTH, SWAP)
+    up_sum = _zeros(TOKENS, ROWS, DEPTH, SWAP)
     for step in range(STEPS):
         column = begin + step * COLUMNS
         at = column + tl.arange(0, COLUMNS)
@@ -105,20 +101,20 @@ def grouped_gemm(
             codes, high, scale, extra, row, block_row, column,
             C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 8,
         )  # fmt: skip
-        gate_sum = _dot(x_tile, w, gate_sum, SWAP, ASM)
+        gate_sum = _dot(x_tile, w, gate_sum, DEPTH, SWAP, ASM)
         if ACTIVATION != "":
             w = load_tile(
                 up_codes, up_high, up_scale, up_extra, up, up_block_row, column,
                 C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 8,
             )  # fmt: skip
-            up_sum = _dot(x_tile, w, up_sum, SWAP, ASM)
+            up_sum = _dot(x_tile, w, up_sum, DEPTH, SWAP, ASM)
 
     FACTOR: tl.constexpr = accumulator_factor(CODE, ASM)
     GATES: tl.constexpr = 1 if ACTIVATION == "" else 2
     bias_row = bias + slot * (GATES * N)
-    value = _finish(gate_sum, row_scale, row, bias_row, m, FACTOR, ROW_SCALE, BIAS, SWAP)
+    value = _finish(gate_sum, row_scale, row, bias_row, m, FACTOR, ROW_SCALE, BIAS, DEPTH, SWAP)
     if ACTIVATION != "":
-        up_value = _finish(up_sum, up_row_scale, up, bias_row + N, m, FACTOR, ROW_SCALE, BIAS, SWAP)
+        up_value = _finish(up_sum, up_row_scale, up, bias_row + N, m, FACTOR, ROW_SCALE, BIAS, DEPTH, SWAP)
         value = _activate(value, up_value, ACTIVATION, LIMIT, ALPHA)
     y += split * y_split
     y_rows = rows.to(tl.int64) * y_stride
@@ -153,11 +149,27 @@ def _slot(expert_at, slots, SLOTS: tl.constexpr):
 
 
 @triton.jit
-def _dot(x, w, total, SWAP: tl.constexpr, ASM: tl.constexpr):
+def _zeros(TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, SWAP: tl.constexpr):
+    if DEPTH > 1:
+        zeros = tl.zeros((DEPTH, ROWS, TOKENS), tl.float32)
+    elif SWAP:
+        zeros = tl.zeros((ROWS, TOKENS), tl.float32)
+    else:
+        zeros = tl.zeros((TOKENS, ROWS), tl.float32)
+    return zeros
+
+
+@triton.jit
+def _dot(x, w, total, DEPTH: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr):
     if not ASM:
         # The interpreter multiplies the bits of bf16 numbers.
         x, w = x.to(tl.float32), w.to(tl.float32)
-    if SWAP:
+    if DEPTH > 1:
+        # Each warp has its share of the columns.
+        w = w.reshape(w.shape[0], DEPTH, w.shape[1] // DEPTH).permute(1, 0, 2)
+        x = x.reshape(x.shape[0], DEPTH, x.shape[1] // DEPTH).permute(1, 2, 0)
+        total = tl.dot(w, x, total)
+    elif SWAP:
         total = tl.dot(w, x.trans(), total)
     else:
         total = tl.dot(x, w.trans(), total)
@@ -167,9 +179,12 @@ def _dot(x, w, total, SWAP: tl.constexpr, ASM: tl.constexpr):
 @triton.jit
 def _finish(
     total, row_scale, row, bias_row, m,
-    FACTOR: tl.constexpr, ROW_SCALE: tl.constexpr, BIAS: tl.constexpr, SWAP: tl.constexpr,
+    FACTOR: tl.constexpr, ROW_SCALE: tl.constexpr, BIAS: tl.constexpr, DEPTH: tl.constexpr,
+    SWAP: tl.constexpr,
 ):  # fmt: skip
     AXIS: tl.constexpr = 1 if SWAP else 0
+    if DEPTH > 1:
+        total = tl.sum(total, 0)
     if ROW_SCALE:
         total *= tl.expand_dims(tl.load(row_scale + row) * FACTOR, AXIS)
     elif FACTOR != 1.0:

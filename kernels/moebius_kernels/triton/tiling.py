@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """A program's tile: at most `tokens` rows of x by `rows` of the matrix, `columns` at a time, shared by
-    `splits` programs. `swap`: the matrix is the side of the tensor cores' product that has 16 rows or 64, so
+    `splits` programs, and in a program by `depth` groups of warps. `swap`: the matrix is the side of the tensor cores' product that has 16 rows or 64, so
     that 8 tokens fill the other."""
 
     tokens: int
@@ -15,6 +15,7 @@ class Tiling:
     warps: int = 4
     stages: int = 4
     splits: int = 1
+    depth: int = 1
     swap: bool = True
 
 

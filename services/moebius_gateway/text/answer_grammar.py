@@ -59,10 +59,8 @@ def _body(writer: LarkWriter, spec: ParserSpec, demands: Demands) -> str:
     channel = next(_channels(spec, Region.CONTENT), None)
     if tools and demands.answer is None and channel is None:
         return text_with_calls(writer, spec, tools, one=one)
-    if demands.answer is None:
-        said = writer.rule("rest", ANY_TEXT)
-    else:
-        said = writer.part("wanted", demands.answer)
+    wanted = demands.answer
+    said = writer.rule("rest", ANY_TEXT) if wanted is None else writer.part("wanted", wanted)
     if channel is not None:
         rule, form = channel
         said = f"{writer.literal(rule.open + form.heads[0])} {said}"

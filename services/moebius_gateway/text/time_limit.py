@@ -20,9 +20,12 @@ class _Job:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None
+        self._stopped = False
 
     def run(self, function: Callable[[], T]) -> T:
         with self._lock:
+            if self._stopped:  # while it was waiting for a thread
+                raise _OverdueError
             self._thread = threading.get_ident()
         try:
             return function()
@@ -33,6 +36,7 @@ class _Job:
     def stop(self) -> None:
         """Raises in the thread, at its next instruction of Python, if it is still at it."""
         with self._lock:
+            self._stopped = True
             if self._thread is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(self._thread), ctypes.py_object(_OverdueError)

@@ -3,13 +3,15 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import CheckpointError
+from .errors import CheckpointError, understanding
 from .gguf.config import gguf_config, gguf_generation_config
 from .gguf.file import read_gguf
 from .locate import Located, Progress, locate
+from .quantization import declared_quantization
 
 __all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]
 
@@ -36,7 +38,8 @@ class Checkpoint:
         for config in (self.generation_config, self.config, text_config):
             ids = config.get("eos_token_id")
             if ids is not None:
-                return (ids,) if isinstance(ids, int) else tuple(ids)
+                with understanding(f"The eos_token_id {ids!r} of {self.name}"):
+                    return tuple(map(index, [ids] if isinstance(ids, int) else ids))
         return ()
 
 
@@ -49,7 +52,9 @@ def open_checkpoint(location: str, *, download: bool = True, progress: Progress 
     located = locate(location, download=download, progress=progress)
     if located.path.is_file():
         gguf = read_gguf(located.path)
-        return Checkpoint(located.path, "gguf", gguf_config(gguf), gguf_generation_config(gguf), located.name)
+        with understanding(f"The metadata of {located.path}"):
+            config, generation_config = gguf_config(gguf), gguf_generation_config(gguf)
+        return Checkpoint(located.path, "gguf", config, generation_config, located.name)
     return _open_directory(located)
 
 
@@ -64,12 +69,13 @@ def _open_directory(located: Located) -> Checkpoint:
     if missing := [key for key in ("architectures", "model_type") if not config.get(key)]:
         raise CheckpointError(f"{directory / 'config.json'} does not say {' and '.join(missing)}.")
     quantization = directory / "hf_quant_config.json"
-    if "quantization_config" not in config and quantization.is_file():
-        # ModelOpt's older exports declare the quantisation here alone.
-        config["quantization_config"] = {
-            "quant_method": "modelopt",
-            **_read_json(quantization).get("quantization", {}),
-        }
+    with understanding(f"The quantisation that {directory} declares"):
+        if declared_quantization(config) is None and quantization.is_file():
+            # ModelOpt's older exports declare the quantisation here alone.
+            config["quantization_config"] = {
+                "quant_method": "modelopt",
+                **_read_json(quantization).get("quantization", {}),
+            }
     generation = directory / "generation_config.json"
     generation_config = _read_json(generation) if generation.is_file() else {}
     return Checkpoint(directory, "safetensors", config, generation_config, located.name)
@@ -78,7 +84,7 @@ def _open_directory(located: Located) -> Checkpoint:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"Cannot read {path}: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no JSON object.")

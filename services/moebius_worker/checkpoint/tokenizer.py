@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 
 from .checkpoint import Checkpoint
-from .errors import CheckpointError
+from .errors import CheckpointError, understanding
 from .gguf.file import read_gguf
 from .gguf.tokenizer import gguf_tokenizer_files
 
@@ -17,7 +17,8 @@ def tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     Raises CheckpointError when there is no tokenizer, or none that can be read.
     """
     if checkpoint.container == "gguf":
-        files = gguf_tokenizer_files(read_gguf(checkpoint.path))
+        with understanding(f"The tokenizer in {checkpoint.path}"):
+            files = gguf_tokenizer_files(read_gguf(checkpoint.path))
     else:
         files = _directory_files(checkpoint)
     files["generation_config.json"] = json.dumps(dict(checkpoint.generation_config), indent=2).encode()

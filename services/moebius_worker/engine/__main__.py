@@ -17,6 +17,7 @@ from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.memory import OutOfMemoryPlan
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
 from moebius_worker.settings import WorkerSettings
+from moebius_worker.sim.engine import ProcessEnds, run_simulation
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +33,7 @@ def main() -> int:
     connection.set_inheritable(False)
     pipe = Pipe(connection)
     try:
-        return _serve(pipe, settings)
+        return _serve(pipe, settings, arguments.flights)
     except FrontGoneError:
         log.info("the front is gone; ending")
         return 0
@@ -41,14 +42,15 @@ def main() -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="moebius_worker.engine", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the engine's end of the socket pair")
+    parser.add_argument("--flights", type=int, required=True, help="the file of the flight recorder")
     parser.add_argument("settings", help="WorkerSettings as JSON")
     return parser.parse_args()
 
 
-def _serve(pipe: Pipe, settings: WorkerSettings) -> int:
+def _serve(pipe: Pipe, settings: WorkerSettings, flights: int) -> int:
     """Loads and serves. Says why in a last frame when it cannot; raises FrontGoneError."""
     try:
-        _load_and_run(pipe, settings)
+        _load_and_run(pipe, settings, flights)
     except FrontGoneError:
         raise
     except Exception as error:
@@ -58,10 +60,13 @@ def _serve(pipe: Pipe, settings: WorkerSettings) -> int:
     return 1
 
 
-def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
+def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     def progress(phase: str, done: int, total: int) -> None:
         pipe.send(loading(phase, done, total))
 
+    if settings.engine == "sim":
+        run_simulation(pipe, settings, ProcessEnds(pipe))
+        return
     progress("opening the checkpoint", 0, 0)
     checkpoint = open_checkpoint(settings.model, progress=progress)
     progress("starting PyTorch", 0, 0)
@@ -76,6 +81,8 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
     from moebius_worker.engine.runner import ModelRunner, RunnerOptions
     from moebius_worker.engine.sampler import sample
     from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+    from moebius_worker.preflight.examine import Wanted
+    from moebius_worker.preflight.prepare import prepare
 
     options = RunnerOptions(
         device=settings.device,
@@ -89,7 +96,15 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
         kv_format=KvFormat(settings.kv_cache_dtype),
         expand_weights={"auto": None, "yes": True, "no": False}[settings.expand_weights],
     )
+    # Before the weights take the memory.
+    kernels = prepare(
+        checkpoint,
+        Wanted(options, excluded=settings.exclude_backends),
+        flights,
+        lambda phase, done, total: progress(phase, 0, 0),
+    )
     runner = ModelRunner.load(checkpoint, options, progress)
+    runner.bind(kernels.operations)
     config = SchedulerConfig(
         runner.layout,
         max_running=settings.max_running,
@@ -114,6 +129,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
         eos_token_ids=eos_token_ids,
         faults=FaultInjector(settings.inject_faults),
         device_errors=(torch.AcceleratorError,),
+        late_compilations=lambda: kernels.late_compilations,
     )
     model = worker_pb2.Model(
         architecture=runner.architecture,
@@ -123,7 +139,9 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings) -> None:
         dtype=runner.dtype_name,
         device=runner.device_name,
         page_size=runner.layout.page_size,
+        plan=kernels.message(),
     )
+    kernels.freeze()
     pipe.send(engine_pb2.EngineFrame(ready=engine_pb2.EngineReady(model=model, stats=loop.stats())))
     loop.run()
 

@@ -75,8 +75,10 @@ class EngineLoop:
         eos_token_ids: Collection[int],
         faults: FaultInjector,
         device_errors: tuple[type[Exception], ...] = (),
+        late_compilations: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`device_errors`: after one of these no step can succeed in this process."""
+        """`device_errors`: after one of these no step can succeed in this process. `late_compilations`: of
+        kernels, since it serves."""
         self._pipe = pipe
         self._runner = runner
         self._scheduler = scheduler
@@ -86,6 +88,7 @@ class EngineLoop:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._faults = faults
         self._device_errors = device_errors
+        self._late_compilations = late_compilations
         # The handles of the last StepBegin.
         self._announced: frozenset[int] = frozenset()
         # Of requests that were not taken since the last StepEnd.
@@ -133,6 +136,7 @@ class EngineLoop:
             generated_tokens=self._generated_tokens,
             cached_tokens=stats.cached_tokens,
             preemptions=stats.preemptions,
+            late_compilations=self._late_compilations(),
         )
 
     def _take(self, frame: engine_pb2.FrontFrame) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from moebius_kernels.attention_plan import MAX_GROUP_KEYS, AttentionPlan, Span, plan_attention
 from moebius_kernels.kv_pages import KvFormat
+from moebius_kernels.operations import Operations
 from moebius_kernels.state_plan import plan_states
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.errors import CheckpointError
@@ -141,6 +142,10 @@ class ModelRunner:
             place,
             options.kv_format,
         )
+
+    def bind(self, operations: Operations) -> None:
+        """What the model computes with from now on."""
+        self._model.bind(operations)
 
     @torch.inference_mode()
     def step(self, slices: Sequence[Slice], progress: Callable[[], None] = lambda: None) -> Computed:

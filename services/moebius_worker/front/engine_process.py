@@ -3,48 +3,78 @@
 import asyncio
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator
+from typing import IO, Protocol
 
 from google.protobuf.message import DecodeError
 
 from moebius_common.child import dies_with_us
 from moebius_proto.worker.v1 import engine_pb2 as pb
+from moebius_worker.flight_recorder import Flight, read_flights
 from moebius_worker.framing import FrameError, FrameReader, encode
 from moebius_worker.settings import WorkerSettings
 
 _READ_BYTES = 2**20
 
 
+class Process(Protocol):
+    """What is needed of an asyncio.subprocess.Process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
 class EngineProcess:
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        flights: IO[bytes] | None = None,
     ) -> None:
+        """`flights`: the open file of the engine's flight recorder."""
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._flights = flights
 
     @classmethod
     async def start(cls, settings: WorkerSettings) -> "EngineProcess":
         """Starts an engine with the front's own settings. Raises OSError if the machine allows no process."""
+        flights = tempfile.TemporaryFile()  # noqa: SIM115 (it is the engine's as long as that is ours)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
             command = (sys.executable, "-m", "moebius_worker.engine")
-            arguments = ("--fd", str(theirs.fileno()), settings.model_dump_json())
+            descriptors = (theirs.fileno(), flights.fileno())
+            arguments = ("--fd", str(descriptors[0]), "--flights", str(descriptors[1]))
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *dies_with_us(*command, *arguments),
-                    pass_fds=(theirs.fileno(),),
+                    *dies_with_us(*command, *arguments, settings.model_dump_json()),
+                    pass_fds=descriptors,
                     stdin=asyncio.subprocess.DEVNULL,
                 )
             except OSError:
                 ours.close()
+                flights.close()
                 raise
-        reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_BYTES)
-        return cls(process, reader, writer)
+        return await cls.connected(process, ours, flights)
+
+    @classmethod
+    async def connected(
+        cls, process: Process, connection: socket.socket, flights: IO[bytes] | None = None
+    ) -> "EngineProcess":
+        """`connection`: our end of the socket pair, not blocking."""
+        reader, writer = await asyncio.open_connection(sock=connection, limit=_READ_BYTES)
+        return cls(process, reader, writer, flights)
 
     @property
     def pid(self) -> int:
@@ -69,6 +99,10 @@ class EngineProcess:
                     yield pb.EngineFrame.FromString(payload)
                 except DecodeError as error:
                     raise FrameError(f"a frame from the engine cannot be decoded: {error}") from error
+
+    def last_flights(self) -> list[Flight]:
+        """What the engine did last, the latest first; also when it is dead."""
+        return [] if self._flights is None else read_flights(self._flights.fileno())
 
     async def wait(self) -> int:
         """The exit status, negative for a signal."""

@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from moebius_common.address import split_address
 from moebius_proto.worker.v1 import worker_pb2, worker_pb2_grpc
+from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.service import WorkerService
 from moebius_worker.front.state import WorkerState
-from moebius_worker.front.supervisor import Supervisor
+from moebius_worker.front.supervisor import StartEngine, Supervisor
 from moebius_worker.front.tls import server_credentials
 from moebius_worker.metrics import RequestMetrics, WorkerCollector, serve_metrics
 from moebius_worker.settings import WorkerSettings, WorkerTls
@@ -47,22 +48,24 @@ class ListenError(Exception):
     """The address cannot be listened on."""
 
 
-class _Signals:
-    """The first SIGTERM or SIGINT asks for an orderly end, the second for an end at once."""
+class Stop:
+    """The first `ask` is for an orderly end, the second for an end at once."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._received)
 
-    def _received(self) -> None:
+    def ask(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
 
+    def on_signals(self) -> None:
+        """Each SIGTERM or SIGINT asks."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.ask)
 
-async def serve(settings: WorkerSettings) -> None:
-    """Runs the worker until a signal ends it. Raises ListenError when a port is taken."""
-    signals = _Signals()
+
+async def serve(settings: WorkerSettings, stop: Stop, start: StartEngine = EngineProcess.start) -> None:
+    """Runs the worker until it is asked to stop. Raises ListenError when a port is taken."""
     registry = CollectorRegistry()
     state = WorkerState(pid=os.getpid())
     exchange = Exchange(state, RequestMetrics(registry))
@@ -92,14 +95,14 @@ async def serve(settings: WorkerSettings) -> None:
     log.info("listening", address=address, metrics=metrics)
     try:
         async with asyncio.TaskGroup() as group:
-            supervising = group.create_task(Supervisor(settings, state, exchange, changed).run())
+            supervising = group.create_task(Supervisor(settings, state, exchange, changed, start).run())
             beating = group.create_task(heartbeat())
-            await signals.first.wait()
-            await _drain(service, exchange, settings.drain_timeout, signals.second)
+            await stop.first.wait()
+            await _drain(service, exchange, settings.drain_timeout, stop.second)
             supervising.cancel()
             beating.cancel()
     finally:
-        await server.stop(None if signals.second.is_set() else FAREWELL_SECONDS)
+        await server.stop(None if stop.second.is_set() else FAREWELL_SECONDS)
 
 
 async def _drain(service: WorkerService, exchange: Exchange, seconds: float, hurry: asyncio.Event) -> None:

@@ -7,6 +7,9 @@ from moebius_common.backoff import backoff
 from moebius_common.exit_reason import exit_reason
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 
+# Signals for what a process did itself.
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -43,14 +46,21 @@ class End:
     message: str
     # Another start would end in the same way.
     permanent: bool = False
+    # A kernel may have done it: the device failed, or the process was killed for what it did to memory.
+    kernel_suspected: bool = False
 
 
 def judge(seen: Observation, policy: Policy) -> End | None:
     """Why this engine must be given up; None if it lives."""
     if seen.fatal is not None:
-        return End(seen.fatal.reason, seen.fatal.message, seen.fatal.permanent)
+        device_failed = seen.fatal.reason == worker_pb2.REASON_GPU_FAULT
+        return End(seen.fatal.reason, seen.fatal.message, seen.fatal.permanent, device_failed)
     if seen.exit_code is not None:
-        return End(worker_pb2.REASON_ENGINE_DEAD, _epitaph(seen.exit_code, seen.ready))
+        return End(
+            worker_pb2.REASON_ENGINE_DEAD,
+            _epitaph(seen.exit_code, seen.ready),
+            kernel_suspected=-seen.exit_code in _FAULTS,
+        )
     if seen.broken is not None:
         return End(worker_pb2.REASON_ENGINE_DEAD, seen.broken)
     limit = policy.stall_timeout if seen.ready else policy.load_stall_timeout

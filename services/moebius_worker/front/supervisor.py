@@ -10,6 +10,7 @@ import structlog
 
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.checkpoint.checkpoint import CheckpointError
+from moebius_worker.flight_recorder import suspect
 from moebius_worker.framing import FrameError
 from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.exchange import Exchange
@@ -37,6 +38,9 @@ class _Life:
     fatal: engine_pb2.EngineFatal | None = None
 
 
+StartEngine = Callable[[WorkerSettings], Awaitable[EngineProcess]]
+
+
 class Supervisor:
     """`changed` is awaited whenever the worker's state has changed."""
 
@@ -46,8 +50,11 @@ class Supervisor:
         state: WorkerState,
         exchange: Exchange,
         changed: Callable[[], Awaitable[None]],
+        start: StartEngine = EngineProcess.start,
     ) -> None:
+        # Backends that engines died of are excluded in it.
         self._settings = settings
+        self._start = start
         self._policy = Policy(
             stall_timeout=settings.stall_timeout,
             load_stall_timeout=settings.load_stall_timeout,
@@ -75,7 +82,7 @@ class Supervisor:
     async def _start_and_attend(self) -> tuple[End, float | None]:
         """One engine's life: why it ended, and the seconds that it was ready, if it ever was."""
         try:
-            life = _Life(await EngineProcess.start(self._settings))
+            life = _Life(await self._start(self._settings))
         except OSError as error:
             end = End(worker_pb2.REASON_ENGINE_DEAD, f"no process can be started: {error}")
             await self._bury(end)
@@ -86,6 +93,8 @@ class Supervisor:
             await self._changed()
             end = await self._attend(life)
             ready_for = None if life.ready_since is None else time.monotonic() - life.ready_since
+            if end.kernel_suspected:
+                self._exclude_suspect(life.engine)
             # Before its process is gone, which may take a while.
             await self._bury(end)
         finally:
@@ -93,6 +102,17 @@ class Supervisor:
             # Only then is its memory free for the next one.
             await life.engine.wait()
         return end, ready_for
+
+    def _exclude_suspect(self, engine: EngineProcess) -> None:
+        """The next engine starts without the backend that this one used last, unless that was a reference."""
+        flight = suspect(engine.last_flights())
+        if flight is None:
+            return
+        log.error("a backend is suspected and excluded", backend=flight.name, last=str(flight))
+        excluded = (*self._settings.exclude_backends, flight.name)
+        self._settings = self._settings.model_copy(
+            update={"exclude_backends": tuple(dict.fromkeys(excluded))}
+        )
 
     async def _bury(self, end: End) -> None:
         self._state.engine_ended(end.reason, end.message, permanent=end.permanent)

@@ -60,12 +60,16 @@ def find_plan(
     if not _has_candidates(registry.without(wanted.excluded), device):
         # References alone have nothing to prove.
         return Plan((), identity)
-    path = root / "plans" / f"{digest(identity)}.json"
-    if not fresh and (kept := _read(path)) is not None:
-        log.info("plan found", path=str(path))
-        return kept
-    plan = preflight(_examination(checkpoint, wanted), identity, progress)
-    _write(path, plan)
+    # A plan for all backends has what is needed to do without some.
+    identities = [identity, identity | {"excluded": " ".join(wanted.excluded)}]
+    paths = [root / "plans" / f"{digest(one)}.json" for one in identities]
+    for path in () if fresh else paths:
+        if (kept := _read(path)) is not None:
+            log.info("plan found", path=str(path))
+            return kept.without(wanted.excluded)
+    which = 1 if wanted.excluded else 0
+    plan = preflight(_examination(checkpoint, wanted), identities[which], progress)
+    _write(paths[which], plan)
     return plan
 
 
@@ -83,6 +87,7 @@ def _examination(checkpoint: Checkpoint, wanted: Wanted) -> Examination:
             "page_size": options.page_size,
             "kv_format": options.kv_format.value,
             "threads": options.threads,
+            "expand_weights": options.expand_weights,
             "max_running": options.max_running,
             "max_step_tokens": max_step_tokens,
         },
@@ -109,16 +114,16 @@ def _versions(device: Device) -> dict[str, str]:
 
 
 def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
-    """Kernels, shapes and settings, by their digests."""
+    """Kernels, shapes and settings, by their digests; not what is excluded."""
     place = place_for(checkpoint, wanted.options)
     reader, _ = open_weights(checkpoint, build_model(checkpoint.config, place).LAYOUT)
     tensors = (f"{name} {info.dtype} {list(info.shape)}" for name, info in sorted(reader.tensors.items()))
     config = f"{sorted(checkpoint.config.items(), key=lambda item: item[0])}"
-    settings = sorted((name, str(value)) for name, value in asdict(wanted).items())
+    settings = f"{sorted(asdict(wanted.options).items())} {wanted.graph_tokens}"
     return {
         "kernels": package_digest(),
         "model": digest({"config": config, "tensors": list(tensors)}),
-        "settings": digest({"settings": str(settings)}),
+        "settings": digest({"settings": settings}),
     }
 
 

@@ -52,38 +52,48 @@ class Trial:
     capture: bool
 
 
-def judge(backend: Backend, trial: Trial, machine: Machine, announce: Announce) -> Verdict:
-    """Puts the candidate through the gates. What does not come back from that is the caller's to notice."""
+def judge(backend: Backend, trial: Trial, machine: Machine, announce: Announce, *, timed: bool) -> Verdict:
+    """Puts the candidate through the gates. What does not come back from that is the caller's to notice.
+
+    The reference is right by definition, and stays if it cannot be captured: somebody has to compute.
+    """
+    # Whoever left one, it was not this candidate.
+    machine.latched_error()
     error: float | None = None
+    microseconds: float | None = None
     captured = False
+    run: Callable[[], Any] = _Run(backend, trial)
     try:
-        with _gate("compile", announce):
-            run = _Run(backend, trial)
-            with _PoisonedMemory():
-                result = run()
-            machine.synchronise()
-        _no_error_left(machine)
-        with _gate("numbers", announce):
-            error = _compare(trial, run, result)
-        timed: Callable[[], Any] = run
+        if not backend.is_reference:
+            error = _compute(_Run(backend, trial), trial, machine, announce)
         if trial.capture and machine.captures and backend.capturable:
             try:
                 with _gate("capture", announce):
-                    timed = _capture(backend, trial, machine)
-                captured = True
+                    run = _capture(backend, trial, machine)
                 _no_error_left(machine)
+                captured = True
             except _RejectedError:
-                # Somebody has to compute: what the reference cannot be part of is no graph.
                 if not backend.is_reference:
                     raise
-                machine.latched_error()
-        with _gate("time", announce):
-            microseconds = machine.microseconds(timed)
-            machine.synchronise()
-        _no_error_left(machine)
+        if timed:
+            with _gate("time", announce):
+                microseconds = machine.microseconds(run)
+                machine.synchronise()
+            _no_error_left(machine)
     except _RejectedError as rejected:
         return Verdict(backend.name, rejected.gate, rejected.reason, error)
     return Verdict(backend.name, None, None, error, microseconds, captured)
+
+
+def _compute(run: "_Run", trial: Trial, machine: Machine, announce: Announce) -> float:
+    """The relative error of the first call."""
+    with _gate("compile", announce):
+        with _PoisonedMemory():
+            result = run()
+        machine.synchronise()
+    _no_error_left(machine)
+    with _gate("numbers", announce):
+        return _compare(trial, run, result)
 
 
 class _Run:

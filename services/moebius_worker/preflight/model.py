@@ -98,6 +98,7 @@ def open_subject(
     page_size: int,
     kv_format: str,
     threads: int | None,
+    expand_weights: bool | None,
     max_running: int,
     max_step_tokens: int,
 ) -> ModelSubject:
@@ -108,6 +109,7 @@ def open_subject(
         page_size=page_size,
         kv_format=KvFormat(kv_format),
         threads=threads,
+        expand_weights=expand_weights,
         max_running=max_running,
     )
     return ModelSubject(model, options, max_step_tokens)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from moebius_kernels.calls import CALLS, copy_tensors, key_of, named_arguments, shapes_of
@@ -83,16 +83,24 @@ class Probe:
             {name: arguments[name] for name in call.written},
             capture=tokens <= self.capture_tokens and (not call.step or self.kind == "decode"),
         )
-        for backend in self.registry.of(operation):
-            if (site, backend.name) in self.known:
-                continue
-            verdict = self._verdict(backend, site, trial)
-            self.send(Judged(site, verdict))
-            if verdict.rejected not in (None, "admission", "numbers") and not self.machine.healthy():
-                self.give_up()
+        # Only the last count of a range is timed, and the reference only where it has a rival.
+        timed = tokens == span.last
+        rivals = False
+        for backend in sorted(self.registry.of(operation), key=lambda one: one.is_reference):
+            verdict = self.known.get((site, backend.name))
+            if verdict is None:
+                needed = timed and (rivals or not backend.is_reference)
+                verdict = self._verdict(backend, site, trial, timed=needed)
+                lost = verdict.rejected not in (None, "admission", "numbers") and not self.machine.healthy()
+                if lost:
+                    verdict = replace(verdict, rejected="crash", reason=f"{verdict.reason}: device lost")
+                self.send(Judged(site, verdict))
+                if lost:
+                    self.give_up()
+            rivals = rivals or verdict.rejected is None
         return result
 
-    def _verdict(self, backend: Backend, site: Site, trial: Trial) -> Verdict:
+    def _verdict(self, backend: Backend, site: Site, trial: Trial, *, timed: bool) -> Verdict:
         if reason := refusal(backend, trial.query):
             return Verdict(backend.name, "admission", reason)
         if broken := self._broken.get((site.operation, site.key, backend.name)):
@@ -102,4 +110,4 @@ class Probe:
             seconds = self.patience.compile if gate == "compile" else self.patience.run
             self.send(Begun(site, backend.name, gate, seconds))
 
-        return judge(backend, trial, self.machine, announce)
+        return judge(backend, trial, self.machine, announce, timed=timed)

@@ -26,7 +26,7 @@ def worker(max_running: int = 4, **more: int) -> WorkerView:
 class Door:
     """A gate, and sequences that stay inside until they are told to leave."""
 
-    options: GateOptions = GateOptions()
+    options: GateOptions = field(default_factory=GateOptions)
     workers: Sequence[WorkerView] = (worker(),)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     inside: list[str] = field(default_factory=list)

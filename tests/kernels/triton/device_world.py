@@ -1,17 +1,20 @@
 """Requests whose plans are on the device, for Triton's attention."""
 
+from moebius_kernels import paged_attention as reference
 from moebius_kernels.attention_plan import Span
 from moebius_kernels.device_plan import AttentionPlanner
 from moebius_kernels.triton.paged_attention import paged_attention
-from moebius_kernels.triton.write_kv import write_kv
 from tests.kernels.paged_world import DEVICE, World
 
 MOST_REQUESTS, MOST_ROWS = 12, 400
 
 
 class DeviceWorld(World):
-    write_kv = staticmethod(write_kv)
     paged_attention = staticmethod(paged_attention)
+
+    @staticmethod
+    def write_kv(k, v, pages, plan):
+        return reference.write_kv(k, v, pages, plan.expanded(k.dtype))
 
     def planner(self, window=None):
         return AttentionPlanner(

@@ -31,4 +31,15 @@ def mend() -> None:
         target_type = _TORCH_TYPES[target]
         return wide.to(target_type).view(getattr(torch, f"uint{8 * target_type.itemsize}")).numpy()
 
+    def dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        """The original takes the bits of bf16 for integers."""
+        x, y = (
+            converted(one.data, one.dtype.scalar, tl.float32, None).view(np.float32)
+            if one.dtype.scalar == tl.bfloat16
+            else one.data
+            for one in (a, b)
+        )
+        return interpreter.TensorHandle(np.matmul(x, y, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
     interpreter._patch_lang_tensor, interpreter._convert_float = patched, converted
+    interpreter.InterpreterBuilder.create_dot = dot

@@ -56,14 +56,21 @@ def test_rows_that_are_slices_of_a_wider_tensor():
         assert torch.equal(mine, theirs)
 
 
-def test_every_number_of_e4m3_and_of_int8_is_met():
-    for format, numbers in ((KvFormat.FP8, 253), (KvFormat.INT8, 255)):
-        world = DeviceWorld(1, 1, 8, num_pages=40, key_dim=32, value_dim=32, format=format)
-        values = torch.linspace(-1, 1, 300 * 31, device=DEVICE).reshape(300, 1, 31)
-        if format is KvFormat.FP8:
-            values = values.sign() * 2.0 ** (-18 * (1 - values.abs()))
-        k = torch.cat((values, torch.ones(300, 1, 1, device=DEVICE)), dim=-1).contiguous()
-        plan = world.plan([Span(0, 300, tuple(range(38)))])
-        write_kv(k, k, world.pages, plan)
-        written = world.pages.keys.numbers.flatten(0, 1)[:300].view(torch.uint8)
-        assert len(written.unique()) >= numbers
+@pytest.mark.parametrize(("format", "numbers"), [(KvFormat.FP8, 253), (KvFormat.INT8, 255)])
+def test_every_number_of_the_format_is_met(format, numbers):
+    worlds = [DeviceWorld(4, 4, 8, num_pages=4, key_dim=256, value_dim=32, format=format) for _ in range(2)]
+    codes = torch.stack([torch.arange(256, device=DEVICE).roll(at) for at in range(3)]).to(torch.uint8)
+    if format is KvFormat.FP8:
+        k = codes.view(torch.float8_e4m3fn).float().nan_to_num(nan=0.0)[:, None]
+        k = (0.9 + 0.1 * worlds[0].random(3, 4, 1)) * k
+    else:
+        k = codes.view(torch.int8).float().clamp(min=-127)[:, None].repeat(1, 4, 1)
+        # The largest of each block makes its scale 1.
+        k[..., ::32] = 127
+    v = worlds[0].random(3, 4, 32)
+    plan = worlds[0].plan([Span(0, 3, (2,))])
+    write_kv(k, v, worlds[0].pages, plan)
+    reference.write_kv(k, v, worlds[1].pages, plan.expanded(torch.float32))
+    written, expected = (world.pages.keys.numbers[2, :3].view(torch.uint8) for world in worlds)
+    assert torch.equal(written, expected)
+    assert len(written.unique()) >= numbers

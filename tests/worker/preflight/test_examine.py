@@ -51,7 +51,7 @@ def test_a_plan_is_made_once(checkpoints, made, tmp_path: Path) -> None:
     assert (made[0].steps[0].kind, max(one.tokens for one in made[0].steps)) == ("decode", 4)
 
 
-def test_another_model_setting_exclusion_or_kernel_is_another_plan(
+def test_another_model_setting_or_kernel_is_another_plan(
     checkpoints, made, tmp_path: Path, monkeypatch
 ) -> None:
     def find(checkpoint=checkpoints[0], wanted=WANTED) -> None:
@@ -61,15 +61,26 @@ def test_another_model_setting_exclusion_or_kernel_is_another_plan(
     find(checkpoint=checkpoints[1])
     find(wanted=replace(WANTED, options=replace(OPTIONS, max_running=3)))
     find(wanted=replace(WANTED, graph_tokens=2))
-    find(wanted=replace(WANTED, excluded=("linear:good",)))
     monkeypatch.setattr(examine, "package_digest", lambda: "other kernels")
     find()
     monkeypatch.setattr("torch.__version__", "9.9.9")
     find()
-    assert len(made) == 7
+    assert len(made) == 6
     find()
-    assert len(made) == 7
-    assert made[4].excluded == ("linear:good",)
+    assert len(made) == 6
+
+
+def test_what_is_excluded_needs_no_new_plan_but_is_not_tried_if_there_is_none(
+    checkpoints, made, tmp_path: Path
+) -> None:
+    excluding = replace(WANTED, excluded=("gated:slow",))
+    candidates = bad.registry("good", "slow")
+    for _ in range(2):
+        find_plan(checkpoints[0], excluding, candidates, root=tmp_path)
+    assert [one.excluded for one in made] == [("gated:slow",)]
+    find_plan(checkpoints[0], WANTED, candidates, root=tmp_path)
+    find_plan(checkpoints[0], replace(WANTED, excluded=("gated:good",)), candidates, root=tmp_path)
+    assert [one.excluded for one in made] == [("gated:slow",), ()]
 
 
 @pytest.mark.parametrize("contents", ["", "{}", json.dumps({"choices": 1, "identity": {}})])

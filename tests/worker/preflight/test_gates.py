@@ -111,7 +111,9 @@ def test_every_gate_is_announced_with_its_patience_and_every_announcement_is_ans
                 trying.append(backend)
                 assert seconds == (60.0 if gate == "compile" else 20.0)
             case Judged(verdict=verdict):
-                assert set(trying) == {verdict.backend}
+                # What there is to try of a reference is only its capture, and its speed beside others.
+                assert set(trying) <= {verdict.backend}
+                assert trying or verdict.backend == "reference"
                 trying.clear()
     assert not trying
 

@@ -54,7 +54,7 @@ class StepEnd(_message.Message):
     def __init__(self, deltas: _Optional[_Iterable[_Union[_worker_pb2.Delta, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[_worker_pb2.Failure, _Mapping]]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("step", "running", "waiting", "max_running", "kv_pages_used", "kv_pages_cached", "kv_pages_total", "prompt_tokens", "generated_tokens", "cached_tokens", "preemptions")
+    __slots__ = ("step", "running", "waiting", "max_running", "kv_pages_used", "kv_pages_cached", "kv_pages_total", "prompt_tokens", "generated_tokens", "cached_tokens", "preemptions", "late_compilations")
     STEP_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class EngineStats(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    LATE_COMPILATIONS_FIELD_NUMBER: _ClassVar[int]
     step: int
     running: int
     waiting: int
@@ -77,7 +78,8 @@ class EngineStats(_message.Message):
     generated_tokens: int
     cached_tokens: int
     preemptions: int
-    def __init__(self, step: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_cached: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    late_compilations: int
+    def __init__(self, step: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_cached: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., late_compilations: _Optional[int] = ...) -> None: ...
 
 class EngineFatal(_message.Message):
     __slots__ = ("reason", "message", "permanent")

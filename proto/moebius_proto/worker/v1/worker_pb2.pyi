@@ -254,7 +254,7 @@ class Fault(_message.Message):
     def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., time_ms: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "architecture", "tokenizer_hash", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "device", "page_size")
+    __slots__ = ("id", "architecture", "tokenizer_hash", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "device", "page_size", "plan")
     ID_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +264,7 @@ class Model(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     id: str
     architecture: str
     tokenizer_hash: str
@@ -273,7 +274,37 @@ class Model(_message.Message):
     dtype: str
     device: str
     page_size: int
-    def __init__(self, id: _Optional[str] = ..., architecture: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ...) -> None: ...
+    plan: KernelPlan
+    def __init__(self, id: _Optional[str] = ..., architecture: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., page_size: _Optional[int] = ..., plan: _Optional[_Union[KernelPlan, _Mapping]] = ...) -> None: ...
+
+class KernelPlan(_message.Message):
+    __slots__ = ("backends", "rejections", "excluded")
+    class BackendsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    backends: _containers.ScalarMap[str, int]
+    rejections: _containers.RepeatedCompositeFieldContainer[KernelRejection]
+    excluded: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, backends: _Optional[_Mapping[str, int]] = ..., rejections: _Optional[_Iterable[_Union[KernelRejection, _Mapping]]] = ..., excluded: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KernelRejection(_message.Message):
+    __slots__ = ("backend", "gate", "count", "reason")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    GATE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    gate: str
+    count: int
+    reason: str
+    def __init__(self, backend: _Optional[str] = ..., gate: _Optional[str] = ..., count: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()

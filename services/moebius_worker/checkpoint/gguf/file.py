@@ -51,7 +51,10 @@ def read_gguf(path: Path) -> Gguf:
     CheckpointError for what is not GGUF, for truncated files and for types that `gguf` does not know.
     """
     metadata, tensors = _read_file(path)
-    if metadata.get("split.count", 0) < 2:
+    count = metadata.get("split.count", 0)
+    if not isinstance(count, int):
+        raise CheckpointError(f"{path} is damaged: its split.count is {count!r}.")
+    if count < 2:
         return Gguf(path, metadata, tensors)
     return _read_shards(path, metadata)
 
@@ -91,10 +94,11 @@ def _read_shards(path: Path, metadata: Mapping[str, Any]) -> Gguf:
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    # ValueError: an empty file cannot be mapped. RecursionError: arrays in arrays, without an end.
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Header(path, data).read()
-    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"Cannot read {path}: {error}") from error
 
 

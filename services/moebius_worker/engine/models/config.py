@@ -76,8 +76,12 @@ def require(config: Mapping[str, Any], key: str, kind: type[int] | type[float] =
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part that is about text: of a multimodal model's config, `text_config`, whose keys go first."""
-    return {**config, **(config.get("text_config") or {})}
+    """The part that is about text: of a multimodal model's config, `text_config`, whose keys go first.
+
+    But the head is the whole model's, and so is whether it is tied.
+    """
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+    return {**config, **(config.get("text_config") or {}), **tied}
 
 
 def read_layer_types(config: Mapping[str, Any], pattern: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Hyper-connections: several residual streams, which a block reads mixed and is added to in measured parts."""
+"""Hyper-connections: several residual streams, which a block reads mixed and is added to in parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

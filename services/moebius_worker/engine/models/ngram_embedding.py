@@ -35,7 +35,8 @@ _DEFAULTS: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class NgramConfig:
-    """A table of `heads` parts for each length of n-gram from 2 to `longest`, whose rows are `width` together.
+    """A table with `heads` parts for each length of n-gram from 2 to `longest`; their rows are `width` long
+    together.
 
     A head has `rows` rows or a few more. `taps`: of the convolution, `longest` tokens apart. `end`: the token
     that no n-gram reaches back over. `parts`: into how many tensors checkpoints divide the table.
@@ -80,8 +81,8 @@ def read_ngrams(config: Mapping[str, Any]) -> NgramConfig:
     )
     if ngram.longest < 2 or ngram.width % ngram.total_heads:
         raise CheckpointError(
-            f"ple_embed_dim = {ngram.width} cannot be divided among n-grams of up to {ngram.longest} tokens with "
-            f"{ngram.heads} heads each."
+            f"ple_embed_dim = {ngram.width} cannot be divided among n-grams of up to {ngram.longest} tokens "
+            f"with {ngram.heads} heads each."
         )
     return ngram
 
@@ -182,10 +183,10 @@ def _primes(least: int) -> Iterator[int]:
 
 
 def _multipliers(config: NgramConfig, number: int) -> list[int]:
-    """Odd numbers that take no token's product out of 63 bits, drawn by SplitMix64 from the table's own seed.
+    """Odd numbers that take no token's product out of 63 bits, drawn by SplitMix64 from the table's seed.
 
-    The constants are SplitMix64's, and 10007, by which the seeds of tables differ, the family's. It leaves out
-    the first number.
+    The constants are SplitMix64's, and 10007, by which the seeds of tables differ, the family's, which leaves
+    out the first number.
     """
     bound = max(1, ((1 << 63) - 1) // config.vocab_size // 2)
     seed = config.seed + 10_007 * number

@@ -50,7 +50,8 @@ def linear_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
     ]
     if len(types) != num_layers or not set(types) <= {_LINEAR, *_FULL}:
         raise CheckpointError(
-            f"The config says layer_types = {types!r}; {num_layers} of {_LINEAR!r} and {_FULL[0]!r} are needed."
+            f"The config says layer_types = {types!r}; "
+            f"{num_layers} of {_LINEAR!r} and {_FULL[0]!r} are needed."
         )
     return [kind == _LINEAR for kind in types]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.errors import CheckpointError, understanding
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.deepseek import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
 from moebius_worker.engine.models.gemma3 import Gemma3ForCausalLM
@@ -62,7 +62,8 @@ ARCHITECTURES = MappingProxyType(
 
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The first of the config's architectures that is known. Raises CheckpointError with those that are."""
-    declared = list(config.get("architectures") or [])
+    declared = config.get("architectures") or []
+    declared = [str(name) for name in (declared if isinstance(declared, list) else [declared])]
     for name in declared:
         if name in ARCHITECTURES:
             return name
@@ -74,4 +75,6 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 def build_model(config: Mapping[str, Any], place: Place) -> Decoder:
     """The model of a config whose parameters have no memory yet. Raises CheckpointError."""
-    return ARCHITECTURES[architecture_of(config)](config, place)
+    architecture = architecture_of(config)
+    with understanding(f"The config of this {architecture}"):
+        return ARCHITECTURES[architecture](config, place)

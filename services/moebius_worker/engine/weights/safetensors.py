@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.errors import CheckpointError, understanding
 
 from .reader import TensorInfo
 
@@ -47,28 +47,32 @@ class SafetensorsReader:
 
 def _files(directory: Path) -> tuple[list[Path], Mapping[str, Path]]:
     """The files to read, and where the index, if there is one, says each tensor is."""
-    indices = sorted(directory.glob("*.safetensors.index.json"))
+    indices = _own(directory, "*.safetensors.index.json")
     if indices:
-        try:
+        with understanding(f"{indices[0]}, an index of safetensors files,"):
             weight_map = json.loads(indices[0].read_bytes())["weight_map"]
             indexed = {str(name): directory / file for name, file in weight_map.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{indices[0]} is no index of safetensors files: {error!r}") from error
         files = sorted(set(indexed.values()))
+        if elsewhere := [str(file) for file in files if file.parent != directory or not file.name]:
+            raise CheckpointError(
+                f"{indices[0]} names {', '.join(elsewhere)}, which is not next to it. A checkpoint's weights are."
+            )
         if missing := [file.name for file in files if not file.is_file()]:
             raise CheckpointError(
                 f"{directory} lacks {', '.join(missing)}, which {indices[0].name} names: download the rest."
             )
         return files, indexed
-    # `consolidated` files repeat the weights in the layout of their authors.
-    files = sorted(
-        file for file in directory.glob("*.safetensors") if not file.name.startswith("consolidated")
-    )
+    files = _own(directory, "*.safetensors")
     if not files:
         pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
         hint = " Pickled weights are not read: convert them with `save_pretrained` of transformers."
         raise CheckpointError(f"{directory} has no *.safetensors files.{hint if pickled else ''}")
     return files, {}
+
+
+def _own(directory: Path, pattern: str) -> list[Path]:
+    """Without `consolidated` files, which repeat the weights in the layout of their authors."""
+    return sorted(file for file in directory.glob(pattern) if not file.name.startswith("consolidated"))
 
 
 def _header(file: Path) -> dict[str, TensorInfo]:

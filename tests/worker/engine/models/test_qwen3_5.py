@@ -103,6 +103,16 @@ def test_dense_multimodal_checkpoint(tmp_path):
     check_chunks(load(path), model.eval())
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_whole_models_word_on_a_tied_head_goes_first(tmp_path, tied):
+    text = SIZES | {"tie_word_embeddings": not tied}
+    config = Qwen3_5Config(text_config=text, vision_config=VISION, tie_word_embeddings=tied)
+    model = Qwen3_5ForConditionalGeneration(config)
+    path = write_random(tmp_path, model, scales=SCALES | {"embed": 0.15})
+    assert ("lm_head.weight" in load_file(path / "model.safetensors")) is not tied
+    check_one_piece(load(path), model.eval())
+
+
 def test_fused_experts(tmp_path):
     """As the published multimodal checkpoints have them."""
     path, model, tensors = multimodal(tmp_path)

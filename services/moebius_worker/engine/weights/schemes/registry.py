@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from moebius_worker.checkpoint.checkpoint import Checkpoint
-from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.errors import CheckpointError, understanding
 from moebius_worker.checkpoint.quantization import declared_quantization, quantization_name
 
 from ..scheme import Scheme
@@ -34,6 +34,11 @@ def scheme_of(checkpoint: Checkpoint) -> Scheme:
     """Raises CheckpointError, with what is supported, for a quantisation that is not."""
     if checkpoint.container == "gguf":
         return GgmlScheme()
+    with understanding(f"The quantisation that {checkpoint.path} declares"):
+        return _declared_scheme(checkpoint)
+
+
+def _declared_scheme(checkpoint: Checkpoint) -> Scheme:
     declared = declared_quantization(checkpoint.config)
     if declared is None:
         return DeclaredScheme("not quantised", lambda module: None)

@@ -1,0 +1,79 @@
+"""What an engine gets of the preflight: operations that follow the plan, and a word about them."""
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from moebius_kernels.dispatch import bind
+from moebius_kernels.jit.triton_cache import watch_compilations
+from moebius_kernels.operations import REFERENCE, Operations
+from moebius_kernels.plan import Plan, rows_of
+from moebius_kernels.registry import gather
+from moebius_proto.worker.v1 import worker_pb2
+from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.flight_recorder import FlightRecorder
+from moebius_worker.preflight.examine import Wanted, find_plan
+from moebius_worker.preflight.run import Progress
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Prepared:
+    """`operations`: what the model is to be bound to."""
+
+    plan: Plan
+    operations: Operations
+    excluded: tuple[str, ...]
+    # Kernels compiled since `freeze`.
+    late_compilations: int = field(default=0, init=False)
+
+    def freeze(self) -> None:
+        """From now on no kernel should have to be compiled; if one is, it is counted and logged."""
+        watch_compilations(self._compiled_late)
+
+    def _compiled_late(self, name: str) -> None:
+        self.late_compilations += 1
+        log.warning("a kernel was compiled in somebody's request", kernel=name)
+
+    def message(self) -> worker_pb2.KernelPlan:
+        return describe(self.plan, self.excluded)
+
+
+def prepare(checkpoint: Checkpoint, wanted: Wanted, flights: int, progress: Progress) -> Prepared:
+    """Finds the plan and binds it. `flights`: the open file of the flight recorder.
+
+    Raises CheckpointError and PreflightError.
+    """
+    registry = gather()
+    for module, reason in registry.missing.items():
+        log.info("backends are not here", module=module, reason=reason)
+    plan = find_plan(checkpoint, wanted, registry, progress)
+    if not plan.choices:
+        return Prepared(plan, REFERENCE, wanted.excluded)
+    log.info("kernel plan\n" + "\n".join("  ".join(row) for row in rows_of(plan)))
+    operations = bind(plan, registry, FlightRecorder(flights), _unplanned)
+    return Prepared(plan, operations, wanted.excluded)
+
+
+def describe(plan: Plan, excluded: tuple[str, ...]) -> worker_pb2.KernelPlan:
+    """For status and metrics."""
+    first_reasons: dict[tuple[str, str], str] = {}
+    for choice in plan.choices:
+        for verdict in choice.rejections:
+            key = f"{choice.operation}:{verdict.backend}", verdict.rejected or ""
+            first_reasons.setdefault(key, verdict.reason or "")
+    return worker_pb2.KernelPlan(
+        backends=plan.backends,
+        rejections=[
+            worker_pb2.KernelRejection(
+                backend=backend, gate=gate, count=count, reason=first_reasons[backend, gate]
+            )
+            for (backend, gate), count in plan.rejections.items()
+        ],
+        excluded=excluded,
+    )
+
+
+def _unplanned(operation: str, key: str) -> None:
+    log.warning("the preflight met no such call; the reference computes it", operation=operation, of=key)

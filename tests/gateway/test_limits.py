@@ -1,0 +1,162 @@
+"""What is too large, too slow or too many is refused clearly, before it costs anything."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from moebius_gateway import http_protocol
+from moebius_gateway.api.size import MAX_CHARACTERS_PER_TOKEN
+from moebius_gateway.text import model as text_model
+from moebius_gateway.text.errors import PromptError
+from moebius_gateway.text.model import TextModel
+from tests.gateway.api.chatty import MODEL, chatty_files, tools
+from tests.gateway.http_server import Gateway, ScriptedBackend, running_gateway, until_ready
+from tests.gateway.test_template import conversation
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = {"max_header_bytes": 2000, "max_headers": 20, "max_messages": 3, "max_schema_bytes": 1000}
+CHAT: dict[str, Any] = {"model": MODEL.id, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def strict() -> AsyncIterator[Gateway]:
+    backend = ScriptedBackend(files=chatty_files(), known=[MODEL])
+    async with running_gateway(backend, **LIMITS, max_request_timeout=50) as gateway:
+        await until_ready(gateway)
+        yield gateway
+
+
+async def refusal(
+    gateway: Gateway, body: dict[str, Any], path: str = "/v1/chat/completions"
+) -> dict[str, Any]:
+    async with gateway.client() as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+async def test_too_many_messages(strict: Gateway) -> None:
+    error = await refusal(strict, CHAT | {"messages": CHAT["messages"] * 4})
+    assert error["param"] == "messages"
+    assert "at most 3" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages/count_tokens"])
+async def test_a_hopelessly_long_prompt_is_not_tokenized(
+    strict: Gateway, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(TextModel, "_encode", never)
+    text = "x" * (MODEL.max_model_len * MAX_CHARACTERS_PER_TOKEN + 1)
+    messages = [{"role": "user", "content": text}]
+    body = {"model": MODEL.id} | ({"prompt": text} if path == "/v1/completions" else {"messages": messages})
+    if not path.endswith("count_tokens"):
+        body |= {"stream": stream}
+    error = await refusal(strict, body, path)
+    assert f"{MODEL.max_model_len} tokens" in error["message"]
+    assert error.get("code", "context_length_exceeded") == "context_length_exceeded"
+
+
+async def test_too_large_a_schema(strict: Gateway) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(60)}}
+    error = await refusal(strict, CHAT | {"tools": tools(parameters=schema)})
+    assert error["param"] == "tools"
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    error = await refusal(strict, CHAT | {"response_format": wanted})
+    assert error["param"].startswith("response_format")
+
+
+@pytest.mark.parametrize("header", ["Timeout", "X-Request-Timeout"])
+async def test_deadlines_come_from_either_header(strict: Gateway, header: str) -> None:
+    async with strict.client() as client:
+        before = time.monotonic()
+        await client.post("/v1/chat/completions", json=CHAT, headers={header: "7.5"})
+        deadline = strict.backend.generations[-1].deadline
+        assert before + 7.5 <= deadline <= time.monotonic() + 7.5
+        for wrong in ("0", "-1", "soon", "51", "nan"):
+            answer = await client.post("/v1/chat/completions", json=CHAT, headers={header: wrong})
+            assert answer.status_code == 400
+            assert header in answer.json()["error"]["message"]
+
+
+async def raw(gateway: Gateway, *pieces: bytes, wait: float = 5) -> bytes:
+    """What comes back for these bytes until the connection is closed."""
+    reader, writer = await asyncio.open_connection(*gateway.address)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        return await asyncio.wait_for(reader.read(), wait)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /livez HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 2000 + b"\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"".join(b"A%d: x\r\n" % i for i in range(20)) + b"\r\n",
+        b"GET /livez?" + b"x" * 2000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_too_large_a_head(strict: Gateway, head: bytes) -> None:
+    answer = await raw(strict, head)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"headers_too_large" in answer
+
+
+async def test_a_head_without_an_end_is_cut_off(strict: Gateway) -> None:
+    """Pieces of one header, of which the parser would keep any number."""
+    answer = await raw(strict, b"GET /livez HTTP/1.1\r\nA: ", *[b"x" * 500] * 4)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_head_that_never_comes_is_not_waited_for(
+    strict: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    assert (await raw(strict, b"GET /livez HTTP/1.1\r\nA: ")).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_one_connection_may_ask_often(strict: Gateway) -> None:
+    """Limits are those of a request, not of a connection."""
+    request = b"GET /livez HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 1500 + b"\r\n\r\n"
+    last = request.replace(b"Host", b"Connection: close\r\nHost")
+    answer = await raw(strict, *[request] * 5, last)
+    assert answer.count(b"HTTP/1.1 200 ") == 6
+
+
+LOOP = "{% for a in range(9999) %}" * 3 + "{% endfor %}" * 3
+
+
+async def test_a_template_that_loops_for_ever_is_ended_and_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text_model, "TEMPLATE_SECONDS", 0.3)
+    model = TextModel(chatty_files() | {"chat_template.jinja": LOOP.encode()})
+    # More than there are threads: one that was not ended would keep the others from beginning.
+    looping = [asyncio.create_task(model.encode_chat(conversation())) for _ in range(12)]
+    longest, begun = 0.0, time.monotonic()
+    while not all(task.done() for task in looping):
+        before = time.monotonic()
+        await asyncio.sleep(0.005)
+        longest = max(longest, time.monotonic() - before)
+    for task in looping:
+        with pytest.raises(PromptError, match=r"longer than 0\.3 seconds"):
+            await task
+    assert longest < 0.25, "the event loop was held up"
+    assert time.monotonic() - begun < 5
+    monkeypatch.setattr(text_model, "TEMPLATE_SECONDS", 10.0)
+    other = TextModel(chatty_files())
+    assert (await asyncio.wait_for(other.encode_chat(conversation()), 2)).ids
