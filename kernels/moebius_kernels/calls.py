@@ -20,6 +20,10 @@ from moebius_kernels.operations import REFERENCE
 from moebius_kernels.router import Route
 
 
+# Elements: compilers make other kernels of addresses that are no multiple of 16 bytes.
+_ALIGNMENT = 64
+
+
 @dataclass(frozen=True, slots=True)
 class TensorShape:
     """`dtype` as in "bfloat16". Without the leading dimension where that counts tokens, pages or slots."""
@@ -215,8 +219,11 @@ def key_of(shapes: Any) -> str:
 
 
 def copy_tensors(value: Any) -> Any:
-    """The value with each of its tensors replaced by a copy of its own; weights are shared."""
-    return map_tensors(value, torch.Tensor.clone)
+    """The value with each of its tensors replaced by a copy of its own; weights are shared.
+
+    A copy has the strides and the alignment of the original, and NaN between its numbers.
+    """
+    return map_tensors(value, _copy)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
@@ -249,6 +256,16 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
             )
         case _:
             return value
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.numel() == 0 or 0 in tensor.stride():
+        return tensor.clone()
+    offset = tensor.storage_offset() % _ALIGNMENT
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = torch.empty(offset + extent, dtype=tensor.dtype, device=tensor.device)
+    memory.view(torch.uint8).fill_(255)
+    return memory.as_strided(tensor.shape, tensor.stride(), offset).copy_(tensor)
 
 
 def _shape(value: Any, leading: bool) -> Any:

@@ -169,7 +169,8 @@ class DeviceStatePlan(StatePlan):
     """A `StatePlan` that kernels can read; its `slots` may be -1, for padding.
 
     `spans` int32 [S, 4]: of each segment the first row, the row after its last, the slot and its first chunk.
-    `chunks` int32 [N, 2]: of each chunk of up to CHUNK_ROWS rows, its first row and the row after its last.
+    `chunks` int32 [N, 4]: of each chunk of up to CHUNK_ROWS rows, its first row and the row after its last, the
+    first row of its segment, and the slot.
     """
 
     spans: torch.Tensor
@@ -182,17 +183,18 @@ def plan_states_on_device(
     """As `plan_states`."""
     plan = plan_states(spans, slots, device)
     table: list[tuple[int, int, int, int]] = []
-    chunks: list[tuple[int, int]] = []
+    chunks: list[tuple[int, int, int, int]] = []
     for segment in plan.segments:
         table.append((segment.first_row, segment.last_row, segment.slot, len(chunks)))
-        firsts = range(segment.first_row, segment.last_row, CHUNK_ROWS)
-        chunks += ((first, min(first + CHUNK_ROWS, segment.last_row)) for first in firsts)
+        for first in range(segment.first_row, segment.last_row, CHUNK_ROWS):
+            last = min(first + CHUNK_ROWS, segment.last_row)
+            chunks.append((first, last, segment.first_row, segment.slot))
     return DeviceStatePlan(
         plan.rows,
         plan.slots,
         plan.segments,
         torch.tensor(table, dtype=torch.int32, device=device).view(-1, 4),
-        torch.tensor(chunks, dtype=torch.int32, device=device).view(-1, 2),
+        torch.tensor(chunks, dtype=torch.int32, device=device).view(-1, 4),
     )
 
 

@@ -140,7 +140,7 @@ def rows_of(plan: Plan) -> list[tuple[str, ...]]:
                 first.backend + ("" if first.captured else " (no graph)"),
                 _span([f"{time:.0f}" for time in times]),
                 f"{max(errors):.1e}" if errors else "",
-                "; ".join(dict.fromkeys(f"{one.backend}: {one.reason}" for one in last.rejections)),
+                "; ".join(dict.fromkeys(f"{one.backend}: {one.reason}" for one in first.rejections)),
             )
         )
     return rows
@@ -158,7 +158,8 @@ def _runs(choices: Iterable[Choice]) -> list[list[Choice]]:
 
 
 def _outcome(choice: Choice) -> tuple[Any, ...]:
-    rejections = tuple((verdict.backend, verdict.reason) for verdict in choice.rejections)
+    # Reasons have numbers in them.
+    rejections = tuple((verdict.backend, verdict.rejected) for verdict in choice.rejections)
     return choice.operation, choice.key, choice.backend, choice.captured, rejections
 
 

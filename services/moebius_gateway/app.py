@@ -22,6 +22,7 @@ from moebius_gateway.api.health_routes import health_router
 from moebius_gateway.api.lifecycle import Lifecycle
 from moebius_gateway.api.middleware import RequestMiddleware
 from moebius_gateway.api.model_routes import model_router
+from moebius_gateway.api.openapi import openapi_router
 from moebius_gateway.api.responses.routes import responses_router
 from moebius_gateway.api.services import Services
 from moebius_gateway.auth.key_ring import KeyRing
@@ -77,6 +78,7 @@ def build_app(services: Services) -> FastAPI:
     app.include_router(responses_router(services))
     app.include_router(model_router(backend))
     app.include_router(health_router(services))
+    app.include_router(openapi_router())
     app.add_middleware(RequestMiddleware, services=services)
     for error in (ApiError, GenerationError, TextError, PromptError, HTTPException):
         app.add_exception_handler(error, _refuse)

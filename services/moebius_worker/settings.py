@@ -46,7 +46,8 @@ class WorkerSettings(ServiceSettings):
     model: str = Field(
         "",
         validate_default=True,
-        description="What to serve: a checkpoint directory, a .gguf file, or a Hugging Face id. Needed unless --engine is sim.",
+        description="What to serve: a checkpoint directory, a .gguf file, or a Hugging Face id. Needed unless "
+        "--engine is sim.",
     )
     served_model_name: str | None = Field(
         None, description="The name that clients use. Left out: the checkpoint's own name."

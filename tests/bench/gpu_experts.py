@@ -129,31 +129,35 @@ def sets_for(format, shape: Shape) -> int:
 def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling], list[Tiling]]]:
     """By tokens of a tile, what is tried for gate and up, and for down."""
     found: dict[int, tuple[list[Tiling], list[Tiling]]] = {}
-    dense_form = format == "bf16"
+    wide = format in ("bf16", "fp8", "fp8_block", "int8", "q8_0")
+    one = tokens_a_slot < 0.1
     if tokens_a_slot <= 12:
-        if dense_form:
-            small = [(64, 64, 4, 5), (64, 128, 4, 3), (32, 128, 2, 4), (16, 128, 1, 5), (16, 256, 4, 4, 1, 4), (16, 256, 2, 3, 1, 2)]
+        if wide:
+            small = [(64, 128, 4, 3), (32, 128, 2, 4), (16, 128, 1, 5)]
+            small += [(64, 64, 4, 5), (16, 256, 2, 3, 1, 2)] if one else []
         else:
-            small = [(64, 256, 4, 3), (64, 128, 4, 4), (32, 256, 2, 3), (16, 256, 4, 4, 1, 4), (16, 512, 4, 3, 1, 4), (16, 256, 2, 4, 1, 2), (16, 512, 2, 3, 1, 2)]
-        tiles = [Tiling(8, *one) for one in small]
-        if tokens_a_slot > 0.3:
-            tiles = tiles[:4]
-        found[8] = tiles, tiles
+            small = [(64, 256, 4, 3), (32, 256, 2, 3)]
+            small += [(64, 128, 4, 4), (16, 256, 2, 4, 1, 2), (32, 128, 2, 4)] if one else [(64, 256, 4, 4)]
+        tiles = [Tiling(8, *some) for some in small]
+        downs = tiles + ([replace(tile, prefetch=True) for tile in tiles[:3]] if tokens_a_slot < 1 else [])
+        found[8] = tiles, downs
     if 2 < tokens_a_slot <= 32:
-        tiles = [Tiling(16, 32, 128, 2, 4), Tiling(16, 64, 64, 4, 4), Tiling(16, 64, 128, 4, 3)]
+        small = [(32, 128, 2, 4), (64, 128, 4, 3)] if wide else [(32, 256, 2, 3), (16, 256, 1, 3)]
+        tiles = [Tiling(16, *some) for some in small]
         found[16] = tiles, tiles
-        tiles = [Tiling(32, 64, 128, 4, 3), Tiling(32, 64, 64, 4, 4)]
+        tiles = [Tiling(32, 32, 128, 2, 3)] + ([] if wide else [Tiling(32, 32, 256, 2, 2)])
         found[32] = tiles, tiles
     if tokens_a_slot >= 16:
-        both = (True, False) if dense_form else (True,)
-        tiles = [Tiling(64, 64, 64, 4, 4, swap=swap) for swap in both]
-        found[64] = tiles, tiles + [Tiling(64, 128, 64, 4, 4, swap=swap) for swap in both]
+        tiles = [Tiling(64, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4), Tiling(64, 64, 128, 4, 3)]
+        found[64] = tiles, tiles
     if tokens_a_slot >= 64:
-        shapes = [(64, 64, 4, 3), (64, 64, 8, 3), (128, 64, 8, 3)] + ([(64, 64, 4, 4), (128, 64, 8, 4)] if dense_form else [(64, 128, 4, 2), (128, 128, 8, 2)])
-        tiles = [Tiling(128, *one, swap=swap) for one in shapes for swap in both]
-        down = [Tiling(128, 256, 64, 8, 3, swap=swap) for swap in both] + [Tiling(128, 128, 64, 4, 3, swap=swap) for swap in both]
-        found[128] = tiles, tiles + down
-        found[256] = [Tiling(256, 64, 64, 8, 3)], [Tiling(256, 128, 64, 8, 3), Tiling(256, 64, 64, 8, 3)]
+        if format == "bf16":
+            gates = [Tiling(128, 128, 64, 8, 4), Tiling(128, 128, 64, 8, 3)]
+        else:
+            gates = [Tiling(128, 64, 128, 4, 2), Tiling(128, 64, 64, 4, 3), Tiling(128, 64, 64, 4, 4), Tiling(128, 128, 64, 8, 3, swap=False), Tiling(128, 64, 64, 8, 3, swap=False), Tiling(128, 64, 64, 4, 3, swap=False)]
+        downs = [Tiling(128, 128, 64, 8, 3), Tiling(128, 128, 64, 4, 3)]
+        downs += [replace(tile, swap=False) for tile in downs]
+        found[128] = gates, downs
     return found
 
 

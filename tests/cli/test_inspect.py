@@ -129,7 +129,10 @@ BROKEN = {
         lambda path: edited(path, quantization_config={"quant_method": "hqq"}),
         "quantised with hqq, which is not supported",
     ),
-    "undeclared quantisation": (lambda path: edited(path, quantization_config=None), "weight_scale"),
+    "undeclared quantisation": (
+        lambda path: (path / "hf_quant_config.json").unlink() or edited(path, quantization_config=None),
+        "weight_scale",
+    ),
     "missing scale": (
         lambda path: without(path, "model.layers.0.mlp.experts.3.up_proj.weight_scale"),
         "model.layers.0.mlp.experts.3.up_proj.weight_scale",

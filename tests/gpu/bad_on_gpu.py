@@ -20,7 +20,7 @@ ANY = frozenset({(major, minor) for major in range(7, 13) for minor in range(10)
 
 
 @triton.jit
-def _silu_times(gate_up, output, width, BLOCK: tl.constexpr):  # noqa: N803
+def _silu_times(gate_up, output, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width

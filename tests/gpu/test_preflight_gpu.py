@@ -23,7 +23,7 @@ BAD = "tests.gpu.bad_on_gpu"
 
 def _print_plan(plan: Plan) -> None:
     for row in rows_of(plan):
-        print(" | ".join(row))  # noqa: T201 (the table is what one looks at)
+        print(" | ".join(row))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def plan() -> Plan:
         ),
         {},
     )
-    print(f"preflight with five deaths: {time.monotonic() - started:.1f} s")  # noqa: T201
+    print(f"preflight with five deaths: {time.monotonic() - started:.1f} s")
     _print_plan(made)
     return made
 
@@ -114,7 +114,7 @@ def test_a_cuda_kernel_is_compiled_loaded_launched_and_captured(tmp_path: Path) 
     binary = build(source, architecture, cache, compiler)
     compiled = time.monotonic() - started
     assert build(source, architecture, cache, compiler) == binary
-    print(f"nvcc: {compiled:.1f} s, again {time.monotonic() - started - compiled:.3f} s")  # noqa: T201
+    print(f"nvcc: {compiled:.1f} s, again {time.monotonic() - started - compiled:.3f} s")
     scale = CudaModule(binary).function("scale")
     x = torch.randn(70_001, device="cuda")
     before = x.clone()
@@ -174,7 +174,7 @@ def test_the_door_costs_next_to_nothing() -> None:
 
     direct = median(lambda: _silu_times[(4,)](x, y, 64, BLOCK=64, num_warps=1))
     door = median(lambda: launch(_silu_times, (4,), x, y, 64, BLOCK=64, num_warps=1))
-    print(f"launch: {direct:.1f} us directly, {door:.1f} us through the door")  # noqa: T201
+    print(f"launch: {direct:.1f} us directly, {door:.1f} us through the door")
     # The aim is 2.
     assert door - direct < 5
 
@@ -242,10 +242,10 @@ def test_a_model_of_true_size_gets_a_plan_and_finds_it_again(checkpoint: Path, t
     plan, cold = timed()
     again, warm = timed(fresh=True)
     found, kept = timed()
-    print(f"preflight: {cold:.1f} s cold, {warm:.1f} s with compiled kernels, {kept:.2f} s kept")  # noqa: T201
+    print(f"preflight: {cold:.1f} s cold, {warm:.1f} s with compiled kernels, {kept:.2f} s kept")
     spans = [(later[0] - one[0], one[1]) for one, later in pairwise(phases)]
     for seconds, phase in sorted(spans, reverse=True)[:8]:
-        print(f"  {seconds:.1f} s {phase}")  # noqa: T201
+        print(f"  {seconds:.1f} s {phase}")
     _print_plan(plan)
     assert found == again
     assert {choice.operation for choice in plan.choices} >= {"linear", "routed_experts", "paged_attention"}

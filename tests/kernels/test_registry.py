@@ -93,6 +93,30 @@ def test_copies_do_not_share_memory_with_what_they_were_made_from() -> None:
     assert (copy.keys.format, copy.value_dim) == (kv.keys.format, kv.value_dim)
 
 
+def test_copies_have_the_strides_and_the_alignment_of_the_original() -> None:
+    qkv = torch.randn(5, 24).bfloat16()
+    q, k, v = qkv.split([12, 8, 4], dim=-1)
+    for original in (
+        q.unflatten(-1, (3, 4)),
+        k,
+        v,
+        qkv[::2],
+        qkv.T,
+        qkv[1:2],
+        qkv[:0],
+        qkv[:1].expand(3, -1),
+    ):
+        copy = copy_tensors({"x": original})["x"]
+        assert torch.equal(copy, original)
+        if original.numel() and 0 not in original.stride():
+            assert copy.stride() == original.stride()
+            assert (copy.storage_offset() - original.storage_offset()) % 64 == 0
+        assert copy.untyped_storage().data_ptr() != original.untyped_storage().data_ptr()
+    # Who reads beside the rows finds nothing of use.
+    beside = copy_tensors(k).as_strided((5, 1), (24, 1), 12 + 8)
+    assert beside[:-1].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("backend", "device", "because"),
     [

@@ -26,7 +26,7 @@ PROMPTS = {
     "Gemma 3 Q4_K_M": ["The capital of France is", "Once upon a time, in a small village by the sea,"],
 }
 PROMPTS["demo, Q8_0"] = PROMPTS["SmolLM2 Q4_1"]
-TOKENS = 48
+TOKENS = 32
 # Of the logits' standard deviation over the vocabulary: how far ours are from llama.cpp's, in the mean.
 CLOSE = 0.05
 
@@ -70,7 +70,7 @@ def test_the_same_text(name: str, directory: Path) -> None:
         assert differences.mean() < CLOSE * text.logits.std()
         # Four standard deviations of the difference of two errors.
         clear = text.margins > 4 * np.sqrt(2 * np.square(differences).mean(axis=-1))
-        assert clear.sum() > TOKENS / 2
+        assert clear.sum() > TOKENS / 4
         chosen = logits.argmax(-1)
         assert (chosen == text.token_ids)[clear].all()
         # And where it is not clear, llama.cpp's choice is among our best.

@@ -1,7 +1,11 @@
-"""E2M1 codes with the bits of each eight columns in the order in which GPU kernels expand them."""
+"""E2M1 codes with the bits of each eight columns in the order in which GPU kernels expand them.
+
+NVFP4's factors, which have no sign, lose their denormal numbers: their sign bit becomes a fifth bit of the
+exponent, so that one multiplication and addition puts them into a bf16.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +22,10 @@ PLACES = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
 @dataclass(frozen=True, slots=True)
 class E2m1Words:
     """`base`, but for the order of the bits of `data`: of each 4 bytes, a little-endian word, the low half has
-    the codes of the even columns and the high half those of the odd ones, each as `PLACES` says."""
+    the codes of the even columns and the high half those of the odd ones, each as `PLACES` says.
+
+    NVFP4's `scale` is uint8 here: 5 bits of exponent, biased by 15, and 3 of mantissa; 0 is 2^-15.
+    """
 
     base: Nvfp4 | Mxfp4
 
@@ -28,14 +35,27 @@ class E2m1Words:
 
     @property
     def components(self) -> Mapping[str, Component]:
-        return self.base.components
+        components = dict(self.base.components)
+        if isinstance(self.base, Nvfp4):
+            components["scale"] = replace(components["scale"], dtype=torch.uint8)
+        return components
 
     @property
     def column_block(self) -> int:
         return self.base.column_block
 
     def dequantize(self, parts: Mapping[str, torch.Tensor], columns: int) -> torch.Tensor:
-        return self.base.dequantize({**parts, "data": from_words(parts["data"])}, columns)
+        natural = {**parts, "data": from_words(parts["data"])}
+        if isinstance(self.base, Nvfp4):
+            natural["scale"] = ((parts["scale"].int() << 20) + (112 << 23)).view(torch.float32)
+        return self.base.dequantize(natural, columns)
+
+
+def wider_exponents(scale: torch.Tensor) -> torch.Tensor:
+    """uint8 of the E4M3 factors, which must not be negative; 0, whose codes have to be 0 too, is as good as any."""
+    # fp32 has the same three bits of mantissa on top of its own, and all of these numbers are normal in it.
+    bits = scale.float().view(torch.int32) >> 20
+    return (bits - (112 << 3)).clamp(min=0).to(torch.uint8)
 
 
 def to_words(data: torch.Tensor) -> torch.Tensor:

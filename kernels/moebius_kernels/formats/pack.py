@@ -9,7 +9,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 
 from moebius_kernels.formats.codes import pack_nibbles
-from moebius_kernels.formats.e2m1_words import E2m1Words, to_words
+from moebius_kernels.formats.e2m1_words import E2m1Words, to_words, wider_exponents
 from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.formats.ggml import Ggml
 from moebius_kernels.formats.ggml_blocks import (
@@ -48,7 +48,8 @@ def pack(matrix: StoredMatrix) -> StoredMatrix:
         _, block_bytes = GGML_QUANT_SIZES[matrix.format.type]
         given = {"data": matrix.parts["data"].unflatten(-1, (-1, block_bytes))}
     else:
-        split, given = _e2m1, dict(matrix.parts)
+        split = _nvfp4 if isinstance(matrix.format, Nvfp4) else _plain_mxfp4
+        given = dict(matrix.parts)
     leading = len(matrix.shape) - 1
     packed = StoredMatrix.empty(target, matrix.shape, matrix.parts["data"].device)
     given = {name: part.flatten(0, leading - 1) for name, part in given.items()}
@@ -60,8 +61,17 @@ def pack(matrix: StoredMatrix) -> StoredMatrix:
     return packed
 
 
-def _e2m1(data: torch.Tensor, **scales: torch.Tensor) -> Parts:
-    return {"data": to_words(data), **scales}
+def _nvfp4(data: torch.Tensor, scale: torch.Tensor, row_scale: torch.Tensor) -> Parts:
+    zero = (scale.float() == 0).repeat_interleave(8, -1)
+    return {
+        "data": to_words(data.masked_fill(zero, 0)),
+        "scale": wider_exponents(scale),
+        "row_scale": row_scale,
+    }
+
+
+def _plain_mxfp4(data: torch.Tensor, scale: torch.Tensor) -> Parts:
+    return {"data": to_words(data), "scale": scale}
 
 
 def _q4_0(data: torch.Tensor) -> Parts:

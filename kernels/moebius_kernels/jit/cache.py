@@ -50,6 +50,10 @@ class ArtefactCache:
                 raise
         return place
 
+    def remove(self, key: str) -> None:
+        """Forgets what is kept under `key`, if anything is."""
+        shutil.rmtree(self.root / key, ignore_errors=True)
+
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
         path = self.root / f".{key}.lock"

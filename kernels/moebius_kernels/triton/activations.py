@@ -36,7 +36,7 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     return output
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _gated(
     rows, output, count, inner, stride, limit, alpha, KIND: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip

@@ -108,14 +108,14 @@ def _table(entry: int) -> int:
 
 @triton.jit
 def load_tile(
-    codes, high, scale, extra, row, block_row, column,
+    codes, high, scale, extra, hint, row, block_row, column,
     C: tl.constexpr, EVEN: tl.constexpr, CODE: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr, POLICY: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
     """bf16 (fp32 without ASM) [ROWS, COLUMNS] of the matrix's rows `row` int64 [ROWS] from `column` on; 0 beyond column C.
 
-    `block_row` int64 [ROWS]: the rows of the scales, where rows share them. EVEN: no tile goes beyond C.
+    `hint` from `octet_hint`. `block_row` int64 [ROWS]: the rows of the scales, where rows share them. EVEN: no tile goes beyond C.
     WIDE: scales of a byte are read by fours.
     """
     if CODE == "bf16":
@@ -133,10 +133,24 @@ def load_tile(
             scale, extra, row, block_row, column, C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, WIDE
         )
         if ASM:
-            tile = _assembled(low, high_word, factor, offset, CODE, is_affine(SCALES), ROWS, COLUMNS)
+            tile = _assembled(
+                low, high_word, factor, offset, hint, CODE, is_affine(SCALES), ROWS, COLUMNS
+            )
         else:
             tile = _plain(low, high_word, factor, offset, CODE, SCALES, ROWS, COLUMNS)
     return tile
+
+
+@triton.jit
+def octet_hint(codes):
+    """int32 [1, 1] of 0, which makes Triton give each thread whole octets of columns.
+
+    How many columns side by side a thread has in a product, Triton derives from the narrowest load that the
+    operand depends on: 8 if that is a byte. With fewer, octets would be torn and put together in shared memory.
+    LLVM sees that this is 0, later, and removes it.
+    """
+    byte = tl.load(codes.to(tl.pointer_type(tl.uint8)) + tl.zeros((1, 1), tl.int32))
+    return byte.to(tl.int32) >> 8
 
 
 @triton.jit
@@ -242,7 +256,7 @@ def _words(values, ROWS: tl.constexpr, WANTED: tl.constexpr):
 
 @triton.jit
 def _assembled(
-    low, high, factor, offset,
+    low, high, factor, offset, hint,
     CODE: tl.constexpr, AFFINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     asm: tl.constexpr = _assembly(CODE, AFFINE)
@@ -252,6 +266,7 @@ def _assembled(
     else:
         FACTOR: tl.constexpr = _E4M3_FACTOR if CODE == "e4m3" else 1.0
         s = _words(factor * FACTOR, ROWS, COLUMNS // PER)
+    s += hint
     if high_bits(CODE) > 0:
         given = (low, high, s)
     else:
@@ -290,8 +305,10 @@ def _plain(
         number = _float8(code)
     elif is_e2m1(CODE):
         number = _e2m1(code)
-        if CODE == "nvfp4" or CODE == "nvfp4_words":
+        if CODE == "nvfp4":
             factor = _float8(factor)
+        elif CODE == "nvfp4_words":
+            factor = ((factor << 20) + (112 << 23)).to(tl.float32, bitcast=True)
         else:
             bits = tl.where(factor == 0, 1 << 22, factor << 23)  # 2^-127 is a denormal number
             factor = bits.to(tl.float32, bitcast=True)

@@ -97,13 +97,16 @@ def e2m1_codes(scale: str, words: bool) -> str:
     bits are in the order of `formats/e2m1_words.py`, else each code is a nibble.
     """
     lines = [".reg .b32 q, h, t, u, v, s, a, b, zero;", f"mov.b32 zero, {_MINUS_ZERO};"]
-    if scale == "e4m3":
+    if scale == "e4m3" and words:
+        # Doubled into both halves, and 2^118 added to the exponent, all at once.
+        lines += ["mad.lo.u32 s, $9, 0x00100010, 0x73007300;"]
+    elif scale == "e4m3":
         # Multiplied by 2^4 and doubled into both halves at once, then by 2^127 and 2^111.
         lines += ["and.b32 s, $9, 0x7f;", "mul.lo.u32 s, s, 0x00100010;"]
         lines += ["mov.b32 a, 0x7f007f00;", "mov.b32 b, 0x77007700;"]
         lines += ["fma.rn.bf16x2 s, s, a, zero;", "fma.rn.bf16x2 s, s, b, zero;"]
     else:
-        lines += ["min.u32 s, $9, 137;", "add.u32 s, s, 118;", "mul.lo.u32 s, s, 0x00800080;"]
+        lines += ["min.u32 s, $9, 137;", "mad.lo.u32 s, s, 0x00800080, 0x3b003b00;"]
     lines += ["mov.b32 q, $8;", "shl.b32 h, q, 4;"]
     for pair in range(4):
         if not words:

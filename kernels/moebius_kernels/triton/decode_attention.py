@@ -21,29 +21,29 @@ from moebius_kernels.triton.kv_rows import FORMAT_CODES, scales_of, widths
 from moebius_kernels.triton.targets import overlapping, power_of_two
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-# As many programs as keep a large device busy.
-_PROGRAMS = 528
 _MOST_SPLITS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTiling:
-    """`heads` queries of a KV head and `keys` at a time; a program has at least `least` keys to itself."""
+    """`heads` queries of a KV head and `keys` at a time; keys are split so that there are about `programs`
+    programs, each with at least `least` keys to itself."""
 
     heads: int
     keys: int
     warps: int
     stages: int
-    least: int
+    least: int = 128
+    programs: int = 528
 
 
 def decode_tiling(shared: int, key_dim: int, itemsize: int) -> DecodeTiling:
     """`shared`: query heads of a KV head."""
     if key_dim > 256:
         heads = min(64, max(16, power_of_two(shared)))
-        return DecodeTiling(heads, 32 if itemsize == 2 else 16, 8 if heads == 64 else 4, 2, 128)
+        return DecodeTiling(heads, 32 if itemsize == 2 else 16, 8 if heads == 64 else 4, 2)
     heads = min(32, max(16, power_of_two(shared)))
-    return DecodeTiling(heads, 64 if key_dim <= 128 else 32, 4, 3 if itemsize == 2 else 2, 128)
+    return DecodeTiling(heads, 64 if key_dim <= 128 else 32, 4, 3 if itemsize == 2 else 2)
 
 
 def decode_attention(
@@ -65,37 +65,37 @@ def decode_attention(
     groups = plan.num_decodes * kv_heads * blocks
     if groups == 0:
         return
-    splits = max(1, min(_MOST_SPLITS, _PROGRAMS // groups))
+    splits = max(1, min(_MOST_SPLITS, tiling.programs // groups))
     k0, k1 = widths(keys.dim)
     v0, v1 = widths(kv_pages.value_dim)
-    # Of each program: sums of values, then largest score and sum of weights.
-    partial = q.new_empty((groups * splits, tiling.heads, v0 + v1 + 2) if splits > 1 else 1, dtype=torch.float32)
+    # Of each query: sums of values, then largest score and sum of weights; whole words of 16 bytes.
+    partial = q.new_empty((groups * splits, tiling.heads, v0 + v1 + 4) if splits > 1 else 1, dtype=torch.float32)
     launch(
         _decode,
         (groups, splits),
         q, keys.numbers, scales_of(keys), values.numbers, scales_of(values), q if sinks is None else sinks, output,
         partial, plan.arrivals, plan.block_tables, plan.first_rows, plan.num_keys,
-        scale, softcap or 0.0, q.stride(0), q.stride(1), plan.block_tables.stride(0), plan.arrivals.stride(0),
+        scale, softcap or 0.0, splits, q.stride(0), q.stride(1), plan.block_tables.stride(0), plan.arrivals.stride(0),
         SHARED=shared, KV_HEADS=kv_heads, BLOCKS=blocks, KEY_DIM=keys.dim, K0=k0, K1=k1,
         VALUE_DIM=kv_pages.value_dim, VALUE_ROW=values.dim, V0=v0, V1=v1, PAGE=plan.page_size,
         WINDOW=plan.window or 0, FORMAT=FORMAT_CODES[keys.format], SINKS=sinks is not None, SOFTCAP=softcap is not None,
         REUSE=kv_pages.values is None and v1 == 0 and v0 == k0 == kv_pages.value_dim,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        M=tiling.heads, N=tiling.keys, LEAST=tiling.least, SPLITS=splits, STAGES=tiling.stages,
+        M=tiling.heads, N=tiling.keys, LEAST=tiling.least, SPLIT=splits > 1, STAGES=tiling.stages,
         num_warps=tiling.warps, **overlapping(q),
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most_splits"])
 def _decode(
     q, key_numbers, key_scales, value_numbers, value_scales, sinks, output,
     partial, arrivals, block_tables, first_rows, num_keys,
-    scale, softcap, q_row, q_head, table_row, arrival_row,
+    scale, softcap, most_splits, q_row, q_head, table_row, arrival_row,
     SHARED: tl.constexpr, KV_HEADS: tl.constexpr, BLOCKS: tl.constexpr, KEY_DIM: tl.constexpr, K0: tl.constexpr, K1: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, FORMAT: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr,
     REUSE: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, LEAST: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One split of the keys of one request and KV head, for M of its query heads. The last of the splits that
     have keys puts their results together."""
@@ -115,7 +115,7 @@ def _decode(
     if WINDOW > 0:
         oldest = tl.maximum(0, keys - WINDOW)
     length = keys - oldest
-    share = tl.maximum(LEAST, tl.cdiv(tl.cdiv(length, SPLITS), N) * N)
+    share = tl.maximum(LEAST, tl.cdiv(tl.cdiv(length, most_splits), N) * N)
     splits = tl.maximum(1, tl.cdiv(length, share))
     if split >= splits:
         return
@@ -145,9 +145,9 @@ def _decode(
         )  # fmt: skip
 
     last_here = splits <= 1
-    if SPLITS > 1 and splits > 1:
-        WIDTH: tl.constexpr = V0 + V1 + 2
-        at = partial + ((pid * SPLITS).to(tl.int64) * M + tl.arange(0, M)) * WIDTH
+    if SPLIT and splits > 1:
+        WIDTH: tl.constexpr = V0 + V1 + 4
+        at = partial + ((pid * most_splits).to(tl.int64) * M + tl.arange(0, M)) * WIDTH
         mine = at + split * (M * WIDTH)
         column = tl.arange(0, V0)
         tl.store(mine[:, None] + column[None, :], sums0, mask=exists[:, None])
@@ -166,7 +166,7 @@ def _decode(
             total = tl.zeros((M,), tl.float32)
             sums0 = tl.zeros((M, V0), tl.float32)
             sums1 = sums0 if V1 == 0 else tl.zeros((M, V1 if V1 > 0 else 16), tl.float32)
-            for other in tl.range(0, splits, num_stages=3):
+            for other in tl.range(0, splits, num_stages=3 if M * V0 <= 4096 else 1):
                 theirs = at + other * (M * WIDTH)
                 high = tl.load(theirs + (V0 + V1), mask=exists, other=0.0, cache_modifier=".cg")
                 part = tl.load(theirs + (V0 + V1 + 1), mask=exists, other=0.0, cache_modifier=".cg")

@@ -54,7 +54,7 @@ def tiled_experts(
     splits = tiling.down.splits
     dtype = x.dtype if splits == 1 else torch.float32
     outputs = torch.empty(splits, pairs, hidden, dtype=dtype, device=x.device)
-    gemm(middle[0], weights.down, outputs, routing(1), tiling.down, stream=stream, routed_before=True)
+    gemm(middle[0], weights.down, outputs, routing(1), tiling.down, stream=stream)
     y = torch.empty_like(x)
     # Few tokens: more programs than these would have with long rows.
     block = 256 if tokens <= 64 else 1024
@@ -90,14 +90,13 @@ def _sum_experts(
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y[t] = sum over k, in its order, of weights[t, k] * (all splits of outputs[t, k] + its expert's bias)."""
-    if PDL:
-        gdc_launch_dependents()
     BLOCKS: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
     token = (tl.program_id(0) // BLOCKS).to(tl.int64)
     at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     inside = at < HIDDEN
     if PDL:
         gdc_wait()
+        gdc_launch_dependents()
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k

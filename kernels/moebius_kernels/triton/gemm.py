@@ -64,10 +64,9 @@ def gemm(
     bias: torch.Tensor | None = None,
     gated: Gated | None = None,
     stream: bool = False,
-    routed_before: bool = False,
 ) -> None:
     """x [X, C] bf16; matrix [S, R, C] or [R, C]; y [splits, pairs, N], rows side by side. `stream`: the
-    matrix is read once. `routed_before`: nothing but x is the previous kernel's."""
+    matrix is read once."""
     layout = layout_for(matrix)
     columns = matrix.shape[-1]
     n = y.shape[-1]
@@ -90,7 +89,7 @@ def gemm(
         ROUTING=routing.mode, PAIRS=triton.next_power_of_2(routing.pairs) if routing.mode == "group" else 1,
         SLOTS=routing.slots is not None, PAIRS_OF_X=routing.pairs_of_x,
         TOKENS=tiling.tokens, ROWS=tiling.rows, COLUMNS=tiling.columns, SPLITS=tiling.splits,
-        DEPTH=tiling.depth,        SWAP=tiling.swap, POLICY="evict_first" if stream else "", ASM=not interpreted(), PDL=pdl, PREFETCH=routed_before,
+        DEPTH=tiling.depth,        SWAP=tiling.swap, POLICY="evict_first" if stream else "", ASM=not interpreted(), PDL=pdl, PREFETCH=tiling.prefetch,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moebius_kernels.triton.decode import accumulator_factor, codes_an_element, load_tile
+from moebius_kernels.triton.decode import accumulator_factor, codes_an_element, load_tile, octet_hint
 
 
 @triton.jit
@@ -31,9 +31,8 @@ def grouped_gemm(
     PREFETCH (for PDL): only x comes from the kernel before this one, the rest is older, so that codes can be
     fetched while that kernel ends.
     """
-    if PDL:
-        if not PREFETCH:
-            gdc_wait()
+    if PDL and not PREFETCH:
+        gdc_wait()
         gdc_launch_dependents()
     program = tl.program_id(0)
     BLOCKS: tl.constexpr = (N + ROWS - 1) // ROWS
@@ -87,6 +86,8 @@ def grouped_gemm(
     if PDL and PREFETCH:
         _prefetch(codes, row, begin, C, CODE, STEPS * COLUMNS)
         gdc_wait()
+        gdc_launch_dependents()
+    hint = octet_hint(codes)
     gate_sum = _zeros(TOKENS, ROWS, DEPTH, SWAP)
     up_sum = _zeros(TOKENS, ROWS, DEPTH, SWAP)
     for step in range(STEPS):
@@ -98,14 +99,14 @@ def grouped_gemm(
         else:
             x_tile = tl.load(x_at, real[:, None] & (at < C)[None, :], 0.0)
         w = load_tile(
-            codes, high, scale, extra, row, block_row, column,
-            C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 8,
+            codes, high, scale, extra, hint, row, block_row, column,
+            C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 32,
         )  # fmt: skip
         gate_sum = _dot(x_tile, w, gate_sum, DEPTH, SWAP, ASM)
         if ACTIVATION != "":
             w = load_tile(
-                up_codes, up_high, up_scale, up_extra, up, up_block_row, column,
-                C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 8,
+                up_codes, up_high, up_scale, up_extra, hint, up, up_block_row, column,
+                C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 32,
             )  # fmt: skip
             up_sum = _dot(x_tile, w, up_sum, DEPTH, SWAP, ASM)
 

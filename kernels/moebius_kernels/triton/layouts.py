@@ -63,8 +63,6 @@ def layout_of(format: Format, columns: int) -> Layout | str:
             return _e2m1(format.base, columns, "_words")
         case Nvfp4() | Mxfp4():
             return _e2m1(format, columns, "")
-        case Fp8(block_rows=1, block_columns=None):
-            return _words(columns, Layout("e4m3", codes=("data", torch.int32), row_scale="scale"))
         case Fp8(block_rows=rows, block_columns=block_columns):
             group = columns if block_columns is None else block_columns
             layout = Layout(

@@ -67,7 +67,7 @@ def _normalise(
     x, z = _three_dimensions(x), _three_dimensions(z)
     rows = x.shape[0] * x.shape[1]
     block = power_of_two(size)
-    share = max(1, min(power_of_two(rows), _TILE // block))
+    share = max(1, _TILE // block)
     launch(
         _norm,
         (triton.cdiv(rows, share),),
@@ -88,7 +88,7 @@ def _three_dimensions(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(1) if x.dim() == 2 else x.reshape(-1, 1, x.shape[-1])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm(
     x, z, weight, output, eps, offset, rows, heads, x_row, x_head, z_row, z_head,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WEIGHT: tl.constexpr, KIND: tl.constexpr, OVERLAP: tl.constexpr,

@@ -1,13 +1,14 @@
 """How the work of a product is cut up, by its shape."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """A program's tile: at most `tokens` rows of x by `rows` of the matrix, `columns` at a time, shared by
     `splits` programs, and in a program by `depth` groups of warps. `swap`: the matrix is the side of the tensor cores' product that has 16 rows or 64, so
-    that 8 tokens fill the other."""
+    that 8 tokens fill the other. `prefetch`: of a kernel to whose predecessor only x is owed, here that of
+    down: it fetches codes into the L2 while its predecessor ends."""
 
     tokens: int
     rows: int
@@ -17,6 +18,7 @@ class Tiling:
     splits: int = 1
     depth: int = 1
     swap: bool = True
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +27,24 @@ class ExpertTiling:
 
     gate_up: Tiling
     down: Tiling
+
+
+# Programs that keep an H100's 132 multiprocessors busy: four on each.
+_PROGRAMS = 528
+
+
+def dense_tiling(tokens: int, rows: int, columns: int, code: str) -> Tiling:
+    """For a matrix [rows, columns] whose codes are `code`."""
+    wide = code in ("bf16", "e4m3", "int8")
+    if tokens <= 32:
+        tile = 8 if tokens <= 8 else 16 if tokens <= 16 else 32
+        step = 128 if wide or tile == 32 else 256
+        one = Tiling(tile, 64, step, 4, 4 if wide else 3) if tile == 8 else Tiling(tile, 32, step, 2, 3)
+        programs = -(-rows // one.rows)
+        # At least two steps each, or adding up costs more than it gains.
+        splits = max(1, min(_PROGRAMS // programs, columns // (2 * step), 16))
+        return replace(one, splits=splits)
+    if tokens <= 128:
+        splits = max(1, min(264 // (-(-rows // 64) * -(-tokens // 64)), columns // 512, 8))
+        return Tiling(64, 64, 64, 4, 4, splits=splits)
+    return Tiling(128, 128, 64, 8, 3)

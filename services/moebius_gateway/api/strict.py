@@ -27,9 +27,14 @@ class Strict(BaseModel):
         kept = {name: value for name, value in data.items() if value is not None}
         for name in cls.neutral.keys() & kept.keys():
             accepted, value = cls.neutral[name], kept.pop(name)
-            if ANYTHING not in accepted and value not in accepted:
+            if ANYTHING not in accepted and not any(_same(value, one) for one in accepted):
                 raise PydanticCustomError("unsupported", "'{name}' is not supported", {"name": name})
         return kept
+
+
+def _same(value: Any, other: Any) -> bool:
+    """As JSON has it: true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def refuse(name: str, message: str) -> PydanticCustomError:

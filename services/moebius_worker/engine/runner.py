@@ -29,8 +29,11 @@ from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import architecture_of, build_model
 from moebius_worker.engine.types import Slice
-from moebius_worker.engine.weights.load import Loading, plan_loading
+from moebius_worker.engine.weights.dummy import FORMS, DummyWeights
+from moebius_worker.engine.weights.load import Loading, check_copies, plan_loading
 from moebius_worker.engine.weights.open import open_weights
+from moebius_worker.engine.weights.reader import WeightReader
+from moebius_worker.engine.weights.scheme import Scheme
 from moebius_worker.host_memory import Memory, host_memory
 
 # What is being done, and how many of how many bytes are.
@@ -66,6 +69,8 @@ class RunnerOptions:
     # Quantised weights: kept as they are stored, or expanded to the dtype. None: expanded on a CPU, where
     # that is faster, if they then fit into half of the memory.
     expand_weights: bool | None = None
+    # The name of a form (`weights/dummy.py`): random weights in it instead of the checkpoint's, to measure speed.
+    dummy_weights: str | None = None
 
 
 class Computed(NamedTuple):
@@ -126,13 +131,18 @@ class ModelRunner:
         elsewhere = loading.host_nbytes if gpu else 0
         check_host(elsewhere, host_memory())
         plan = plan_memory(
-            _demand(model, loading.nbytes - elsewhere, options, step_tokens, place.dtype),
+            _demand(
+                model, loading.packed_nbytes if gpu else loading.nbytes, options, step_tokens, place.dtype
+            ),
             memory,
             GPU_SHARE if gpu else HOST_SHARE,
         )
         log.info("memory plan\n" + plan_table(plan))
         loading.allocate(place)
         loading.fill(progress=lambda name, done, total: progress("loading weights", done, total))
+        check_copies(loading.reader, model.copies)
+        if gpu:
+            loading.pack()
         log.info("weights loaded", **loading.stored_forms())
         return cls(
             architecture_of(checkpoint.config),
@@ -210,7 +220,12 @@ def plan_weights(
     checkpoint: Checkpoint, model: Decoder, options: RunnerOptions, place: Place, memory: Memory
 ) -> Loading:
     """Sizes are allocated, memory is not."""
-    reader, scheme = open_weights(checkpoint, model.LAYOUT)
+    if options.dummy_weights is not None:
+        dummy = DummyWeights(model.slots(), FORMS[options.dummy_weights], place.device)
+        reader: WeightReader = dummy
+        scheme: Scheme = dummy
+    else:
+        reader, scheme = open_weights(checkpoint, model.LAYOUT)
 
     def planned(expand: bool) -> Loading:
         loading = plan_loading(reader, scheme, model.slots(), model.ignores, dtype=place.dtype, expand=expand)

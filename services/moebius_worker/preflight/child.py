@@ -4,19 +4,18 @@ Candidates are foreign code on a device that forgives nothing: they may end this
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Registry, TokenRange
 from moebius_worker.preflight.probe import Patience, Probe
-from moebius_worker.preflight.report import Doing, Judged, Message, StepDone, encode
+from moebius_worker.preflight.report import Doing, Judged, Message, Site, StepDone, encode
 from moebius_worker.preflight.subject import ProbeStep, Subject
 
 
@@ -37,7 +36,23 @@ class Task:
     known: tuple[Judged, ...]
 
 
-TASK = TypeAdapter(Task)
+def encode_task(task: Task) -> bytes:
+    return json.dumps(asdict(task)).encode()
+
+
+def decode_task(data: bytes) -> Task:
+    """The inverse of `encode_task`."""
+    found = json.loads(data)
+    return Task(
+        **{
+            **found,
+            "excluded": tuple(found["excluded"]),
+            "ranges": tuple(TokenRange(**one) for one in found["ranges"]),
+            "steps": tuple(ProbeStep(**one) for one in found["steps"]),
+            "patience": Patience(**found["patience"]),
+            "known": tuple(Judged(Site(**one["site"]), Verdict(**one["verdict"])) for one in found["known"]),
+        }
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fd", type=int, required=True, help="where to report")
     descriptor = parser.parse_args(arguments).fd
     os.set_inheritable(descriptor, False)
-    task = TASK.validate_json(sys.stdin.buffer.read())
+    task = decode_task(sys.stdin.buffer.read())
 
     def send(message: Message) -> None:
         # Unbuffered: the last words are what counts.

@@ -2,14 +2,13 @@
 
 import contextlib
 import importlib.metadata
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
 import torch
 
-from moebius_kernels.jit.cache import cache_root
+from moebius_kernels.jit.cache import ArtefactCache, cache_root
 from moebius_kernels.jit.sources import digest, package_digest
 from moebius_kernels.jit.triton_cache import triton_directory, use_directory
 from moebius_kernels.plan import Plan, token_ranges
@@ -21,6 +20,8 @@ from moebius_worker.engine.weights.open import open_weights
 from moebius_worker.preflight.machine import device_here
 from moebius_worker.preflight.run import Examination, Progress, preflight
 from moebius_worker.preflight.subject import steps_for
+
+_PLAN = "plan.json"
 
 log = structlog.get_logger(__name__)
 
@@ -62,15 +63,40 @@ def find_plan(
         return Plan((), identity)
     # A plan for all backends has what is needed to do without some.
     identities = [identity, identity | {"excluded": " ".join(wanted.excluded)}]
-    paths = [root / "plans" / f"{digest(one)}.json" for one in identities]
-    for path in () if fresh else paths:
-        if (kept := _read(path)) is not None:
-            log.info("plan found", path=str(path))
-            return kept.without(wanted.excluded)
+    keys = [digest(one) for one in identities]
+    kept = ArtefactCache(root / "plans")
+    for key in () if fresh else keys:
+        if (found := _read(kept.root / key)) is not None:
+            log.info("kernel plan found", path=str(kept.root / key))
+            return found.without(wanted.excluded)
     which = 1 if wanted.excluded else 0
-    plan = preflight(_examination(checkpoint, wanted), identities[which], progress)
-    _write(paths[which], plan)
-    return plan
+    return _make(checkpoint, wanted, identities[which], kept, keys[which], progress)
+
+
+def _make(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    identity: dict[str, str],
+    kept: ArtefactCache,
+    key: str,
+    progress: Progress,
+) -> Plan:
+    """By a preflight, or by that of another worker that is making the same plan now."""
+    made: list[Plan] = []
+
+    def make(directory: Path) -> None:
+        made.append(preflight(_examination(checkpoint, wanted), identity, progress))
+        (directory / _PLAN).write_text(made[0].to_json())
+
+    try:
+        kept.remove(key)
+        found = _read(kept.get(key, make))
+    except OSError as error:
+        log.warning("the kernel plan cannot be kept", path=str(kept.root), reason=str(error))
+        found = None
+    if found is None:
+        found = made[0] if made else preflight(_examination(checkpoint, wanted), identity, progress)
+    return found
 
 
 def _examination(checkpoint: Checkpoint, wanted: Wanted) -> Examination:
@@ -127,22 +153,12 @@ def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
     }
 
 
-def _read(path: Path) -> Plan | None:
+def _read(directory: Path) -> Plan | None:
+    path = directory / _PLAN
     try:
         return Plan.from_json(path.read_text())
     except OSError:
         return None
     except ValueError as error:
-        log.warning("a plan cannot be read and is made anew", path=str(path), reason=str(error))
+        log.warning("a kernel plan cannot be read and is made anew", path=str(path), reason=str(error))
         return None
-
-
-def _write(path: Path, plan: Plan) -> None:
-    """Whole or not at all; without a place to write, the next start makes the plan again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(plan.to_json())
-        Path(file.name).replace(path)
-    except OSError as error:
-        log.warning("the plan is not kept", path=str(path), reason=error.strerror)

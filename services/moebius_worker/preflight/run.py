@@ -17,7 +17,7 @@ from moebius_common.child import dies_with_us
 from moebius_common.exit_reason import exit_reason
 from moebius_kernels.plan import Plan, Verdict
 from moebius_kernels.registry import TokenRange
-from moebius_worker.preflight.child import TASK, Task
+from moebius_worker.preflight.child import Task, encode_task
 from moebius_worker.preflight.draw import draw_plan
 from moebius_worker.preflight.probe import Patience
 from moebius_worker.preflight.report import Begun, Doing, Judged, Site, StepDone, decode
@@ -113,7 +113,7 @@ def _one_process(task: Task, known: _Known, progress: Progress) -> str | None:
         try:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(TASK.dump_json(task))
+                process.stdin.write(encode_task(task))
             trying, hung = _listen(reports, known, progress, len(task.steps))
             if not hung:
                 with contextlib.suppress(subprocess.TimeoutExpired):

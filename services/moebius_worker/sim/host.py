@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     configure_logs(settings.log_format, process="sim")
     threading.stack_size(_STACK_BYTES)
     try:
-        asyncio.run(_host(settings))
+        asyncio.run(_main(settings))
     except* ListenError as errors:
         sys.exit(f"moebius sim: {errors.exceptions[0]}")
 
@@ -49,9 +49,14 @@ def addresses(settings: HostSettings) -> list[str]:
     return [f"{shown}:{first + number}" for number in range(settings.workers)]
 
 
-async def _host(settings: HostSettings) -> None:
+async def _main(settings: HostSettings) -> None:
     stop = Stop()
     stop.on_signals()
+    await host(settings, stop)
+
+
+async def host(settings: HostSettings, stop: Stop) -> None:
+    """Until it is asked to stop. Raises ListenError, in a group, when a port is taken."""
     async with asyncio.TaskGroup() as group:
         for address in addresses(settings):
             alone = WorkerSettings.model_construct(**(dict(settings) | {"listen": address}))

@@ -17,10 +17,6 @@ from moebius_worker.sim.engine import run_simulation, stall
 _KILLED = -9
 
 
-class _DeadError(Exception):
-    """The engine was told to die."""
-
-
 class EngineThread:
     """Its life, as a front sees that of a process. `kill` closes nothing: the front closes its connection."""
 
@@ -57,7 +53,8 @@ class _ThreadEnds:
         self._reset = reset
 
     def die(self) -> None:
-        raise _DeadError
+        # No error of a step, which the loop would survive.
+        raise SystemExit
 
     def stall(self) -> None:
         stall(self._pipe)
@@ -87,7 +84,7 @@ def _run(
             run_simulation(pipe, settings, _ThreadEnds(pipe, reset))
         except FrontGoneError:
             code = 0
-        except _DeadError:
+        except SystemExit:
             code = _KILLED
         except CheckpointError as error:
             pipe.send(fatal(worker_pb2.REASON_ENGINE_DEAD, str(error), permanent=True))

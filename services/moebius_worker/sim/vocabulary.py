@@ -14,7 +14,7 @@ SIM_NAME = "sim"
 # A word with the space before it, as byte-level BPE and SentencePiece write that.
 _WORD = re.compile("[Ġ▁][a-z]{1,12}")
 _MAX_WORDS = 4096
-_CLOSING = '}]",'
+_CLOSING = '"}],'
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEXT = """
 a about above across after again air all along also always and animal another answer any around ask at away

@@ -9,7 +9,7 @@ from moebius_kernels.formats.fp8 import Fp8
 from moebius_kernels.formats.int_group import IntGroup
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
-from moebius_kernels.formats.pack import packed_format
+from moebius_kernels.formats.pack import pack, packed_format
 from moebius_kernels.formats.ggml import Ggml
 from gguf import GGMLQuantizationType as Type
 
@@ -34,6 +34,8 @@ FORMATS: dict[str, Format] = {
 
 def random_matrix(format: Format, shape: tuple[int, ...], generator: torch.Generator) -> StoredMatrix:
     """Of about unit variance over the square root of its columns."""
+    if isinstance(format, E2m1Words):
+        return pack(random_matrix(format.base, shape, generator))
     matrix = StoredMatrix.empty(format, shape, generator.device)
     scale = shape[-1] ** -0.5
     for name, part in matrix.parts.items():
@@ -43,7 +45,7 @@ def random_matrix(format: Format, shape: tuple[int, ...], generator: torch.Gener
             part.copy_(_uniform(part.shape, generator))
         # Mean magnitudes of the codes, roughly: E2M1 2.4, E4M3 below 2^1, integers a quarter of their range.
     parts = matrix.parts
-    match format.base if isinstance(format, E2m1Words) else format:
+    match format:
         case Dense():
             parts["data"].copy_(torch.randn(parts["data"].shape, generator=generator, device=generator.device) * scale)
         case Nvfp4():

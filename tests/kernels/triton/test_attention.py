@@ -1,5 +1,7 @@
 """Triton's paged attention against attention over plain tensors, one request and one query at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -25,7 +27,8 @@ MIXED = [(0, 5), (40, 1), (16, 16), (0, 1), (200, 1), (31, 9), (0, 40)]
 def few_programs(monkeypatch):
     """Programs take turns in the interpreter."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(decode, "_PROGRAMS", 12)
+        tiling = decode.decode_tiling
+        monkeypatch.setattr(decode, "decode_tiling", lambda *sizes: replace(tiling(*sizes), programs=12))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(4, 4, 7), (6, 2, 16), (9, 3, 1), (8, 1, 16), (40, 2, 16)])
@@ -73,8 +76,7 @@ def test_quantised_pages_are_read_as_the_reference_reads_them(format, dim, value
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 7, 64])
-def test_results_of_splits_are_put_together(splits, monkeypatch):
-    monkeypatch.setattr(decode, "_PROGRAMS", splits * 3 * 2)
+def test_results_of_splits_are_put_together(splits):
     world = DeviceWorld(6, 2, 16)
     spans, expected, queries = [], [], []
     for length in (1, 47, 300):
@@ -84,7 +86,7 @@ def test_results_of_splits_are_put_together(splits, monkeypatch):
         spans.append(Span(length - 1, 1, pages))
         expected.append(naive_attention(queries[-1], k, v, length - 1, None, sinks=SINKS))
     plan = world.plan(spans)
-    tiling = DecodeTiling(heads=16, keys=16, warps=1, stages=1, least=16)
+    tiling = DecodeTiling(heads=16, keys=16, warps=1, stages=1, least=16, programs=splits * 3 * 2)
     for _ in range(2):
         output = torch.full((3, 6, 32), float("nan"), device=DEVICE)
         decode_attention(torch.cat(queries), world.pages, plan, output, 32**-0.5, None, SINKS, tiling)

@@ -40,12 +40,13 @@ def permute(weights: np.ndarray, heads: int) -> np.ndarray:
 
 def gguf_tensors(directory: Path) -> dict[str, np.ndarray]:
     """The weights of a Llama or Mixtral checkpoint, named, permuted and stacked as in GGUF."""
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file
 
     config = json.loads((directory / "config.json").read_text())
     tensors: dict[str, np.ndarray] = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
-    for name, array in load_file(directory / "model.safetensors").items():
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        array = tensor.float().numpy()
         stem, kind = name.rsplit(".", 1)
         prefix = ""
         if stem.startswith("model.layers."):

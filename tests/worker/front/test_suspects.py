@@ -57,7 +57,7 @@ class DyingEngine:
 
     def __init__(self, flights: tuple[str, ...], exit_code: int) -> None:
         self.exit_code = exit_code
-        self._file = tempfile.TemporaryFile()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the engine)
         recorder = FlightRecorder(self._file.fileno())
         for flight in flights:
             recorder.prepare(*flight.split(":"), "x")(1)

@@ -1,6 +1,8 @@
 """The plan of a checkpoint: kept, found again, made anew when anything that it depends on is another."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +89,7 @@ def test_what_is_excluded_needs_no_new_plan_but_is_not_tried_if_there_is_none(
 def test_a_plan_that_cannot_be_read_is_made_anew(checkpoints, made, tmp_path: Path, contents: str) -> None:
     find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
     [path] = (tmp_path / "plans").iterdir()
-    path.write_text(contents)
+    (path / "plan.json").write_text(contents)
     find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
     find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
     assert len(made) == 2
@@ -99,6 +101,24 @@ def test_without_a_place_to_keep_it_the_plan_is_made_each_time(checkpoints, made
     for _ in range(2):
         find_plan(checkpoints[0], WANTED, CANDIDATES, root=root)
     assert len(made) == 2
+
+
+def test_workers_that_start_together_make_one_plan(checkpoints, monkeypatch, tmp_path: Path) -> None:
+    asked: list[Examination] = []
+
+    def preflight(examination: Examination, identity: dict[str, str], progress) -> Plan:
+        asked.append(examination)
+        time.sleep(0.3)
+        return Plan((), identity)
+
+    monkeypatch.setattr(examine, "preflight", preflight)
+    with ThreadPoolExecutor(3) as pool:
+        futures = [
+            pool.submit(find_plan, checkpoints[0], WANTED, CANDIDATES, root=tmp_path) for _ in range(3)
+        ]
+        plans = [future.result() for future in futures]
+    assert len(asked) == 1
+    assert plans[0] == plans[1] == plans[2]
 
 
 def test_references_alone_have_nothing_to_prove(checkpoints, made, tmp_path: Path) -> None:

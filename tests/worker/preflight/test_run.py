@@ -4,9 +4,11 @@ import time
 
 import pytest
 
-from moebius_kernels.plan import Plan, token_ranges
+from moebius_kernels.plan import Plan, Verdict, token_ranges
 from moebius_worker.preflight import run
+from moebius_worker.preflight.child import Task, decode_task, encode_task
 from moebius_worker.preflight.probe import Patience
+from moebius_worker.preflight.report import Judged, Site
 from moebius_worker.preflight.run import Examination, PreflightError, preflight
 from moebius_worker.preflight.subject import ProbeStep, steps_for
 
@@ -93,6 +95,14 @@ def test_a_process_that_says_nothing_is_given_up(monkeypatch) -> None:
     with pytest.raises(PreflightError, match="said nothing for 0 s"):
         preflight(_examination("only_good"), {})
     assert time.monotonic() - started < 30
+
+
+def test_a_task_survives_the_pipe() -> None:
+    known = Judged(Site("gated", "a key", 3, "decode"), Verdict("good", "numbers", "wrong", 0.5))
+    task = Task(
+        **{**vars(_examination("everything", excluded=("gated:good",))), "first_step": 3, "known": (known,)}
+    )
+    assert decode_task(encode_task(task)) == task
 
 
 def test_without_steps_there_is_nothing_to_do() -> None:

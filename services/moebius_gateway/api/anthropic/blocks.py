@@ -38,7 +38,9 @@ def _as_blocks(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks)]
+TextBlocks = Annotated[
+    list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])
+]
 
 
 class ToolResultBlock(Strict):
@@ -71,7 +73,7 @@ Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Fi
 
 class BlockMessage(Strict):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[Block], BeforeValidator(_as_blocks)]
+    content: Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])]
 
     @field_validator("content", mode="before")
     @classmethod

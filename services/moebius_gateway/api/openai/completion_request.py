@@ -27,9 +27,10 @@ def _is_ids(value: Any) -> bool:
 
 
 class CompletionRequest(GenerationParameters):
-    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)] = Field(
-        description="a string, token ids, or a list of these; at most 128 prompts times `n`"
-    )
+    prompt: Annotated[
+        list[str | list[int]],
+        PlainValidator(_prompts, json_schema_input_type=str | list[int] | list[str | list[int]]),
+    ] = Field(description="a string, token ids, or a list of these; at most 128 prompts times `n`")
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = Field(False, description="not together with `logprobs`")
     response_format: ResponseFormat | None = Field(None, description="as in chat completions")

@@ -36,7 +36,7 @@ def _part(part: Any) -> str:
     return part[key]
 
 
-Text = Annotated[str, BeforeValidator(_text)]
+Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
 
 
 class Called(Strict):

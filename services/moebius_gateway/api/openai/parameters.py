@@ -13,6 +13,7 @@ from moebius_gateway.text.grammar import Wanted
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
+MAX_BIASES = 1024
 LABEL = "a label; nothing depends on it"
 
 
@@ -29,10 +30,18 @@ def _bias_by_id(value: Any) -> Any:
     return {int(key): bias for key, bias in value.items()}
 
 
-Stops = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
-    BeforeValidator(_as_list),
-    Field(max_length=MAX_STOPS),
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+_Stops = Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+Stops = Annotated[_Stops, BeforeValidator(_as_list, json_schema_input_type=_Stop | _Stops)]
+
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_TokenId = Annotated[str, Field(pattern="^[0-9]+$")]
+Biases = Annotated[
+    Annotated[dict[int, _Bias], Field(max_length=MAX_BIASES)],
+    BeforeValidator(
+        _bias_by_id,
+        json_schema_input_type=Annotated[dict[_TokenId, _Bias], Field(max_length=MAX_BIASES)],
+    ),
 ]
 
 
@@ -75,11 +84,7 @@ class GenerationParameters(Strict):
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: Annotated[
-        dict[int, Annotated[float, Field(ge=-100, le=100)]],
-        BeforeValidator(_bias_by_id),
-        Field(max_length=1024),
-    ] = Field({}, description="-100 to 100, by token id")
+    logit_bias: Biases = Field({}, description="-100 to 100, by token id")
 
     guided_json: dict[str, Any] | str | None = Field(None, description="a JSON schema")
     guided_regex: str | None = Field(None, min_length=1, description="in Rust's syntax")

@@ -35,7 +35,7 @@ def _part(part: Any) -> str:
     return text
 
 
-Text = Annotated[str, BeforeValidator(_text)]
+Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
 
 
 class MessageItem(Strict):

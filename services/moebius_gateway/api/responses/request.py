@@ -72,7 +72,9 @@ class StreamOptions(Strict):
 class InputTokensRequest(Strict):
     model: str = Field(min_length=1, max_length=256, description="one of `/v1/models`; 404 otherwise")
     input: Annotated[
-        list[Annotated[InputItem, AfterValidator(decodable)]], BeforeValidator(_as_items), Field(min_length=1)
+        list[Annotated[InputItem, AfterValidator(decodable)]],
+        Field(min_length=1),
+        BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem]),
     ] = Field(description="a string, or items: messages, reasoning, function calls and outputs; text only")
     instructions: str | None = None
     previous_response_id: str | None = Field(

@@ -1,5 +1,6 @@
 """What decoder models read from a checkpoint's config, and the refusal of what they do not implement."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from moebius_kernels.rotary import RotarySpec
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.models.layers import AttentionConfig
-from moebius_worker.engine.models.rope import read_rope
+from moebius_worker.engine.models.rope import read_rope, yarn_context
 
 # Keys that change what is computed, with the values that mean "off": refused by every family that does not
 # say that it implements them. Others are names, training settings and defaults of generation.
@@ -70,7 +71,7 @@ class DecoderConfig:
 def require(config: Mapping[str, Any], key: str, kind: type[int] | type[float] = int) -> Any:
     """A number that must be there and greater than 0. Raises CheckpointError."""
     value = config.get(key)
-    if not isinstance(value, int | kind) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, int | kind) or isinstance(value, bool) or not 0 < value < math.inf:
         raise CheckpointError(f"The config says {key} = {value!r}; a number above 0 is needed.")
     return value
 
@@ -150,5 +151,5 @@ def read_decoder_config(
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
-        max_position_embeddings=require(config, "max_position_embeddings"),
+        max_position_embeddings=max(require(config, "max_position_embeddings"), yarn_context(config)),
     )

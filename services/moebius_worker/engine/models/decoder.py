@@ -1,6 +1,6 @@
 """What decoder families have around their layers: embedding, final norm, head, names of all weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -106,7 +106,11 @@ class Decoder(Layer):
             slots["lm_head.weight"] = self.head.slot("")
         return slots
 
+    @property
+    def copies(self) -> Mapping[str, str]:
+        """Tensors of checkpoints that are left out since they hold what another one does, and those others."""
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}
+
     def ignores(self, name: str) -> bool:
         """Tensors that hold nothing new: tied embeddings once more, and frequencies, which are computed."""
-        tied = name == "lm_head.weight" and self.config.tie_word_embeddings
-        return tied or name.endswith(".rotary_emb.inv_freq")
+        return name in self.copies or name.endswith(".rotary_emb.inv_freq")

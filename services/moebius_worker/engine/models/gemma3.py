@@ -27,6 +27,19 @@ from moebius_worker.engine.models.parameters import Place, Slots
 from moebius_worker.engine.weights.layout import Layout
 
 _THETA = {SLIDING: 10_000.0, FULL: 1_000_000.0}
+# Published configs leave out what is as in transformers' `Gemma3TextConfig`.
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
 _NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -62,7 +75,7 @@ class Gemma3ForCausalLM(Decoder):
     )
 
     def __init__(self, config: Mapping[str, Any], place: Place) -> None:
-        config = {"tie_word_embeddings": True, "sliding_window": 4096, **text_config(config)}
+        config = {**_DEFAULTS, **text_config(config)}
         if config.get("use_bidirectional_attention"):
             raise CheckpointError(
                 "The config says use_bidirectional_attention = True: such a model writes no text."
@@ -70,7 +83,7 @@ class Gemma3ForCausalLM(Decoder):
         kinds = read_layer_types(config, (*[SLIDING] * 5, FULL))
         sizes = {kind: _sizes(config, kind) for kind in (SLIDING, FULL)}
         rotaries = {kind: Rotary(size.rope, place.device) for kind, size in sizes.items()}
-        scale = require({"query_pre_attn_scalar": 256, **config}, "query_pre_attn_scalar", float) ** -0.5
+        scale = require(config, "query_pre_attn_scalar", float) ** -0.5
         caches = CacheSpecs()
         layers = []
         for kind in kinds:

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from moebius_kernels.formats.format import Format, FormatError, StoredMatrix
+from moebius_kernels.formats.pack import pack
 
 
 class Shard(StrEnum):
@@ -191,6 +192,12 @@ class Matrix:
                 return whole.narrow_columns(*rank.share(whole.shape[-1]))
             case _:
                 return whole
+
+    def pack(self) -> None:
+        """Puts what has been filled into the forms that a GPU's kernels read; it cannot be filled again."""
+        if not self.host:
+            self._views = {}
+            self.blocks = tuple(pack(block) for block in self.blocks)
 
     @property
     def tensors(self) -> Iterator[torch.Tensor]:

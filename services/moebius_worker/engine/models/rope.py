@@ -36,7 +36,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_theta: float) ->
             f"{rotary_dim}, but an even number of them must turn."
         )
     theta = parameters["rope_theta"] or default_theta
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = _kind(parameters)
     # Checkpoints differ in where they say it, and some leave out that it is their whole context.
     original = int(
         config.get("original_max_position_embeddings")
@@ -82,6 +82,23 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_theta: float) ->
         f"The config asks for rope scaling {kind!r}; implemented are default, linear, llama3, "
         "proportional and yarn."
     )
+
+
+def yarn_context(config: Mapping[str, Any]) -> int:
+    """How many positions YaRN makes of those that a model was trained for, if the config says how many; else 0.
+
+    Who adds YaRN to a config, as the pages of models tell people to, need not change
+    `max_position_embeddings` too.
+    """
+    parameters = rope_parameters(config)
+    original = parameters.get("original_max_position_embeddings")
+    if original is None or _kind(parameters) != "yarn":
+        return 0
+    return int(original * parameters["factor"])
+
+
+def _kind(parameters: Mapping[str, Any]) -> str:
+    return parameters.get("rope_type") or parameters.get("type") or "default"
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from moebius_worker.checkpoint.errors import CheckpointError
+
 from .reader import TensorInfo, WeightReader
 
 # What follows a stack's name, and what it is called at the single expert.
@@ -100,9 +102,12 @@ class LaidOut:
 
 
 def lay_out(reader: WeightReader, layout: Layout) -> LaidOut:
-    """Renames, divides, and leaves out what `layout` says."""
+    """Renames, divides, and leaves out what `layout` says.
+
+    Raises CheckpointError for tensors that come to have one name, and for stacks that are not of the same experts.
+    """
     ignored = [re.compile(pattern) for pattern in layout.ignored]
-    named: dict[str, str] = {}
+    named: list[tuple[str, str]] = []
     left_out: list[str] = []
     for stored in reader.tensors:
         name = stored
@@ -111,21 +116,26 @@ def lay_out(reader: WeightReader, layout: Layout) -> LaidOut:
         if any(pattern.fullmatch(name) for pattern in ignored):
             left_out.append(stored)
         else:
-            named[name] = stored
+            named.append((name, stored))
     experts = {
         found[:2]: reader.tensors[stored].shape[0]
-        for name, stored in named.items()
+        for name, stored in named
         if (found := _stack(name, layout.stacks)) and len(reader.tensors[stored].shape) > 1
     }
     tensors: dict[str, TensorInfo] = {}
     cuts: dict[str, _Cut] = {}
-    for name, stored in named.items():
+    for name, stored in named:
         info = reader.tensors[stored]
         pieces = dict(_pieces(name, stored, info, layout.stacks, experts))
-        cuts |= pieces
         for piece, cut in pieces.items():
+            if piece in cuts:
+                raise CheckpointError(
+                    f"{stored} in {info.file} is the same as {cuts[piece].stored} in {tensors[piece].file}: "
+                    "which one is meant?"
+                )
             nbytes = info.nbytes // len(pieces)
             tensors[piece] = TensorInfo(cut.shape(info.shape), info.dtype, info.file, nbytes)
+            cuts[piece] = cut
     return LaidOut(reader, tensors, left_out, cuts)
 
 
@@ -146,11 +156,17 @@ def _pieces(
     experts: Mapping[tuple[str, Stack], int],
 ) -> Iterator[tuple[str, _Cut]]:
     found = _stack(name, stacks)
-    if found is None:
+    if found is None or found[:2] not in experts:
         yield name, _Cut(stored)
         return
     prefix, stack, kind = found
-    for expert in range(experts.get((prefix, stack), 0)):
+    count, *sizes = experts[prefix, stack], *info.shape
+    rows = sizes[2 if kind in stack.transposed and len(sizes) > 2 else 1 :][:1]
+    if math.prod(sizes) > 1 and (sizes[0] != count or any(size % len(stack.parts) for size in rows)):
+        raise CheckpointError(
+            f"{stored} is {sizes} in {info.file}, which is not {' and '.join(stack.parts)} of {count} experts."
+        )
+    for expert in range(count):
         for number, part in enumerate(stack.parts):
             # A scale that a whole layer has in common is each expert's.
             cut = _Cut(stored)

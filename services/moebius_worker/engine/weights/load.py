@@ -8,6 +8,7 @@ import torch
 
 from moebius_kernels.formats.dense import Dense
 from moebius_kernels.formats.format import Format, FormatError, StoredMatrix
+from moebius_kernels.formats.pack import packed_format
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.models.parameters import (
     WHOLE,
@@ -45,13 +46,15 @@ class Fill:
 class Loading:
     """How a checkpoint fills a model; nothing has been read yet.
 
-    `forms`: in which form each part of each matrix is kept.
+    `forms`: in which form each part of each matrix is kept. `zeros`: names of biases that the model has no
+    place for, since quantisers write them, of zeros, for layers that have none.
     """
 
     reader: WeightReader
     fills: Sequence[Fill]
     forms: Mapping[Matrix, Mapping[str, Format]]
     vectors: Sequence[Vector]
+    zeros: Sequence[str] = ()
 
     def allocate(self, place: Place, rank: Rank = WHOLE) -> None:
         """Gives all parameters memory; on the device "meta" sizes without memory. Raises CheckpointError."""
@@ -68,6 +71,23 @@ class Loading:
         """Of the allocated parameters."""
         owners: list[Matrix | Vector] = [*self.forms, *self.vectors]
         return sum(tensor.nbytes for owner in owners for tensor in owner.tensors)
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Of the parameters that are not in the host's memory, once they are packed."""
+        meta = torch.device("meta")
+        matrices = sum(
+            StoredMatrix.empty(packed_format(block.format) or block.format, block.shape, meta).nbytes
+            for matrix in self.forms
+            if not matrix.host
+            for block in matrix.blocks
+        )
+        return matrices + sum(vector.data.nbytes for vector in self.vectors)
+
+    def pack(self) -> None:
+        """For GPUs, after `fill`: one matrix after the other takes the form that kernels read."""
+        for matrix in self.forms:
+            matrix.pack()
 
     @property
     def host_nbytes(self) -> int:
@@ -94,6 +114,10 @@ class Loading:
                     self._fill_matrix(fill, fill.slot.owner, expert, rank)
             done += fill.nbytes
             progress(fill.name, done, total)
+        for name in self.zeros:
+            if self.reader.read(name).any():
+                file = self.reader.tensors[name].file
+                raise CheckpointError(f"{name} in {file} is not 0, but the model has no place for it.")
 
     def _fill_vector(self, fill: Fill, owner: Vector, expert: int, rank: Rank) -> None:
         destination = owner.destination(fill.slot.part, expert)
@@ -116,6 +140,7 @@ class Loading:
         except FormatError as error:
             info = self.reader.tensors[fill.source]
             raise CheckpointError(f"{fill.name} in {info.file}: {error}.") from error
+        _check_factors(fill, source, self.reader.tensors[fill.source].file)
         if source.format == destination.format:
             destination.copy_(source)
         else:
@@ -155,11 +180,13 @@ def plan_loading(
         used.update(sources)
         fills.append(fill)
         shape = fill.form.shape if fill.form else stored[fill.source].shape if fill.source else slot.shape
-        if _squeezed(shape) != _squeezed(slot.shape):
+        if shape != slot.shape and (fill.form or _squeezed(shape) != _squeezed(slot.shape)):
             file = stored[fill.source].file
             unequal.append(f"{name} is {list(shape)} in {file}, the model's {list(slot.shape)}")
+    left = {name: info for name, info in stored.items() if name not in used}
+    zeros = [name for name in left if name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in slots]
     unused = [
-        f"{name} {list(info.shape)} in {info.file}" for name, info in stored.items() if name not in used
+        f"{name} {list(info.shape)} in {info.file}" for name, info in left.items() if name not in zeros
     ]
     files = ", ".join(dict.fromkeys(info.file for info in reader.tensors.values())) or "the checkpoint"
     problems = [
@@ -172,7 +199,18 @@ def plan_loading(
     order = {name: place for place, name in enumerate(stored)}
     fills.sort(key=lambda fill: order.get(fill.source, -1))
     vectors = dict.fromkeys(fill.slot.owner for fill in fills if isinstance(fill.slot.owner, Vector))
-    return Loading(reader, fills, _kept_forms(fills, Dense(dtype), expand), list(vectors))
+    return Loading(reader, fills, _kept_forms(fills, Dense(dtype), expand), list(vectors), zeros)
+
+
+def check_copies(reader: WeightReader, copies: Mapping[str, str]) -> None:
+    """Raises CheckpointError if the checkpoint has one of `copies`, names that a model leaves out, and it is
+    not equal to the tensor of the name beside it."""
+    for copy, name in copies.items():
+        if copy in reader.tensors and not torch.equal(reader.read(copy), reader.read(name)):
+            raise CheckpointError(
+                f"{copy} in {reader.tensors[copy].file} is not {name}, though the config says that they are one "
+                "(tie_word_embeddings). Correct the config, or remove the tensor."
+            )
 
 
 def _find(
@@ -202,6 +240,13 @@ def _kept_forms(fills: Iterable[Fill], expanded: Format, expand: bool) -> dict[M
         if parts.setdefault(fill.slot.part, form) != form:
             parts[fill.slot.part] = expanded
     return forms
+
+
+def _check_factors(fill: Fill, source: StoredMatrix, file: str) -> None:
+    """Raises CheckpointError for factors that would make all of a block NaN or infinite."""
+    for name, part in source.parts.items():
+        if name != "data" and part.is_floating_point() and not part.float().isfinite().all():
+            raise CheckpointError(f"{fill.name} in {file} has factors ({name}) that are not finite.")
 
 
 def _expand(source: StoredMatrix, destination: StoredMatrix) -> None:

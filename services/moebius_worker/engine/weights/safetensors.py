@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from moebius_worker.checkpoint.errors import CheckpointError, understanding
+from moebius_worker.checkpoint.errors import CheckpointError
 
 from .reader import TensorInfo
 
@@ -49,11 +49,13 @@ def _files(directory: Path) -> tuple[list[Path], Mapping[str, Path]]:
     """The files to read, and where the index, if there is one, says each tensor is."""
     indices = _own(directory, "*.safetensors.index.json")
     if indices:
-        with understanding(f"{indices[0]}, an index of safetensors files,"):
+        try:
             weight_map = json.loads(indices[0].read_bytes())["weight_map"]
             indexed = {str(name): directory / file for name, file in weight_map.items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{indices[0]} is no index of safetensors files: {error!r}") from error
         files = sorted(set(indexed.values()))
-        if elsewhere := [str(file) for file in files if file.parent != directory or not file.name]:
+        if elsewhere := [str(file) for file in files if file.parent != directory]:
             raise CheckpointError(
                 f"{indices[0]} names {', '.join(elsewhere)}, which is not next to it. A checkpoint's weights are."
             )

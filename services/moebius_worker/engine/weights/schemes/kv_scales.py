@@ -12,6 +12,9 @@ _NAMES = frozenset(
         "k_zero_point",
         "v_zero_point",
         "kv_cache_scaling_factor",
+        # Of k_proj and v_proj.
+        "output_scale",
+        "output_zero_point",
     }
 )
 

@@ -29,7 +29,10 @@ def modelopt_scheme(config: Mapping[str, Any]) -> DeclaredScheme:
     config = config.get("quantization", config)
     algorithm = config.get("quant_algo")
     excluded = matcher(config.get("exclude_modules") or config.get("ignore") or ())
-    if algorithm == _MIXED:
+    if algorithm is None:
+        # Only keys and values are quantised, which is not a matter of the weights.
+        declared: Callable[[str], Layout | None] = lambda module: None  # noqa: E731
+    elif algorithm == _MIXED:
         declared = _mixed(config.get("quantized_layers") or {})
     else:
         declared = _everywhere(_layout(config))

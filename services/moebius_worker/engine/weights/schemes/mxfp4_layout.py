@@ -6,9 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from moebius_kernels.formats.mxfp4 import Mxfp4
+from moebius_worker.checkpoint.errors import CheckpointError
 
 from ..scheme import ReadTensor, StoredForm
 from .module import ACTIVATIONS, Module
+
+# All other exponents are powers of two, from -127 on.
+_NAN = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,10 @@ class Mxfp4Layout:
         module.need(self.scale, "MXFP4", "U8 F8_E8M0", (rows, -(-columns // 32)))
 
         def parts(read: ReadTensor) -> Mapping[str, torch.Tensor]:
-            return {
-                "data": read(module.tensor_name(self.data)).reshape(rows, columns // 2),
-                "scale": read(module.tensor_name(self.scale)).view(torch.uint8),
-            }
+            scale = read(module.tensor_name(self.scale)).view(torch.uint8)
+            if (scale == _NAN).any():
+                raise CheckpointError(f"{module.tensor_name(self.scale)} in {module.files()} holds NaN.")
+            return {"data": read(module.tensor_name(self.data)).reshape(rows, columns // 2), "scale": scale}
 
         sources = module.present(self.data, self.scale, *ACTIVATIONS)
         return StoredForm(Mxfp4(), (rows, columns), sources, parts)

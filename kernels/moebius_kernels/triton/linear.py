@@ -1,0 +1,71 @@
+"""Dense layers: the experts' product with one matrix and without routing.
+
+Few tokens make few tiles; then several programs share the columns of each, and a second kernel adds up.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moebius_kernels.formats.format import StoredMatrix
+from moebius_kernels.launch import launch
+from moebius_kernels.triton.gemm import Routing, dependent_launch, gemm, layout_for
+from moebius_kernels.triton.tiling import Tiling, dense_tiling
+
+
+def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As the reference; x bf16. Raises ValueError for forms that kernels do not read."""
+    rows = x.reshape(-1, x.shape[-1])
+    y = torch.empty(len(rows), sum(block.shape[0] for block in blocks), dtype=x.dtype, device=x.device)
+    start = 0
+    for block in blocks:
+        stop = start + block.shape[0]
+        tiling = dense_tiling(len(rows), *block.shape, layout_for(block).code)
+        tiled_linear(rows, block, None if bias is None else bias[start:stop], y[:, start:stop], tiling)
+        start = stop
+    return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def tiled_linear(
+    x: torch.Tensor, block: StoredMatrix, bias: torch.Tensor | None, y: torch.Tensor, tiling: Tiling
+) -> None:
+    """x [T, C], y [T, R]: rows side by side, perhaps those of a wider matrix."""
+    tokens = len(x)
+    routing = Routing("dense", tokens, triton.cdiv(tokens, tiling.tokens))
+    if tiling.splits == 1:
+        gemm(x, block, y[None], routing, tiling, bias=bias, stream=tokens <= tiling.tokens)
+        return
+    width = y.shape[1]
+    shares = torch.empty(tiling.splits, tokens, width, dtype=torch.float32, device=x.device)
+    gemm(x, block, shares, routing, tiling, stream=tokens <= tiling.tokens)
+    pdl = dependent_launch(x.device)
+    launch(
+        _sum_shares,
+        (tokens * triton.cdiv(width, 512),),
+        shares, x if bias is None else bias, y, tokens, y.stride(0),
+        BIAS=bias is not None, WIDTH=width, SPLITS=tiling.splits, BLOCK=512, PDL=pdl, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+@triton.jit
+def _sum_shares(
+    shares, bias, y, tokens, y_stride,
+    BIAS: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y[t] = the sum over splits, in their order, of shares[split, t], plus bias."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    token = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    total = tl.zeros((BLOCK,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(shares + (split * tokens.to(tl.int64) + token) * WIDTH + at, inside, 0.0)
+    if BIAS:
+        total += tl.load(bias + at, inside, 0.0).to(tl.float32)
+    tl.store(y + token * y_stride + at, total.to(y.dtype.element_ty), inside)

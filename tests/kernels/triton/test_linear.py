@@ -1,0 +1,72 @@
+"""Dense layers' kernels against the reference."""
+
+import pytest
+import torch
+
+from moebius_kernels.formats.dense import Dense, dense
+from moebius_kernels.linear import linear as reference
+from tests.kernels.triton.matrices import FORMATS, random_matrix
+
+triton = pytest.importorskip("triton")
+from moebius_kernels.triton.linear import linear, tiled_linear  # noqa: E402
+from moebius_kernels.triton.tiling import Tiling  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# The interpreter cuts bf16 numbers off instead of rounding them.
+TOLERANCE = 6e-3
+BF16 = Dense(torch.bfloat16)
+
+
+def generator(seed=0):
+    return torch.Generator(DEVICE).manual_seed(seed)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=generator(seed), device=DEVICE)
+
+
+def check(y, x, blocks, bias=None):
+    wide = [dense(block.dequantize()) for block in blocks]
+    expected = reference(x.float(), wide, None if bias is None else bias.float())
+    assert y.shape == expected.shape
+    assert y.dtype == x.dtype
+    assert not y.isnan().any()
+    assert (y.float() - expected).norm() <= TOLERANCE * expected.norm()
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
+def test_every_form(format):
+    block = random_matrix(format, (40, 512), generator(1))
+    x = draw(3, 512, seed=2).bfloat16()
+    check(linear(x, [block]), x, [block])
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 30, 70, 130])
+def test_numbers_of_tokens(tokens):
+    block = random_matrix(BF16, (72, 136), generator(1))
+    x = draw(tokens, 136, seed=2).bfloat16()
+    bias = draw(72, seed=3).bfloat16()
+    check(linear(x, [block], bias), x, [block], bias)
+
+
+def test_blocks_of_several_forms():
+    blocks = [random_matrix(FORMATS[name], (24, 256), generator(1)) for name in ("q4_k", "bf16", "nvfp4")]
+    bias = draw(72, seed=3).bfloat16()
+    x = draw(2, 3, 256, seed=2).bfloat16()
+    check(linear(x, blocks, bias), x, blocks, bias)
+
+
+def test_shares_of_the_columns():
+    """More programs than there are steps: some have nothing to add."""
+    block = random_matrix(BF16, (40, 200), generator(1))
+    x = draw(5, 200, seed=2).bfloat16()
+    y = torch.full((5, 64), float("nan"), device=DEVICE).bfloat16()
+    tiled_linear(x, block, None, y[:, 8:48], Tiling(8, 32, 64, splits=5))
+    check(y[:, 8:48], x, [block])
+    assert y[:, :8].isnan().all()
+    assert y[:, 48:].isnan().all()
+
+
+def test_no_tokens():
+    block = random_matrix(BF16, (40, 72), generator(1))
+    assert linear(draw(0, 72).bfloat16(), [block]).shape == (0, 40)

@@ -1,0 +1,51 @@
+"""Dummy weights: every form, of the standard deviation that is wanted, and a model that computes with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig
+
+from moebius_worker.checkpoint.checkpoint import open_checkpoint
+from moebius_worker.engine.models.parameters import Matrix
+from moebius_worker.engine.runner import ModelRunner, RunnerOptions
+from moebius_worker.engine.types import Slice
+from moebius_worker.engine.weights.dummy import FORMS, DummyWeights
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("columns", [256, 1024])
+def test_the_numbers_are_as_large_as_they_should_be(name: str, columns: int) -> None:
+    slots = {"layer.up_proj.weight": Matrix({"up_proj": 256}, columns).slot("up_proj")}
+    weights = DummyWeights(slots, FORMS[name], CPU)
+    form = weights.form("layer.up_proj.weight", weights.tensors)
+    values = form.read(weights.read).dequantize()
+    assert form.format == FORMS[name]
+    # MXFP4's scales are powers of two.
+    assert values.std() == pytest.approx(columns**-0.5, rel=0.5 if name == "mxfp4" else 0.1)
+    # Codes from -8 to 7 are not around 0.
+    assert values.mean().abs() < 0.15 * values.std()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_model_of_true_form_without_weights(name: str, tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=384,
+        hidden_size=256,
+        moe_intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_experts=16,
+        num_experts_per_tok=2,
+    ).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3MoeForCausalLM"]}))
+    options = RunnerOptions(dummy_weights=name, expand_weights=False, kv_cache_bytes=1 << 22)
+    runner = ModelRunner.load(open_checkpoint(str(tmp_path)), options)
+    logits = runner.step([Slice(0, tuple(range(40)), 0, (0, 1, 2), sample=True)]).logits
+    assert logits.isfinite().all()
+    assert logits.std() > 0.01
