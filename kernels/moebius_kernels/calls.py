@@ -19,7 +19,6 @@ from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.operations import REFERENCE
 from moebius_kernels.router import Route
 
-
 # Elements: compilers make other kernels of addresses that are no multiple of 16 bytes.
 _ALIGNMENT = 64
 

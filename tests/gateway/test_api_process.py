@@ -124,6 +124,32 @@ async def test_sigterm_drains_and_exits_with_zero(tmp_path: Path) -> None:
         assert await log.process.wait() == 0
 
 
+async def test_what_is_left_at_the_end_of_the_grace_is_told_so(tmp_path: Path) -> None:
+    """Readiness goes first, streams go on, and the last one ends with an error: never just cut."""
+    flags = ("--drain-grace", "1", "--workers")
+    async with worker(tmp_path, 20) as address, serving(*flags, address) as (http, log):
+        await ready(http, log)
+        body = PLAIN | {"max_tokens": 1000, "stream": True}
+        async with http.stream("POST", "/v1/completions", json=body) as response:
+            received, after = "", 0
+            async for text in response.aiter_text():
+                if not received:
+                    log.process.send_signal(signal.SIGTERM)
+                    await log.until('"draining"')
+                    assert (await http.get("/readyz")).status_code == 503
+                    assert (await http.get("/livez")).status_code == 200
+                    after = 1
+                received += text
+                after += bool(after)
+        assert after > 5, "it went on meanwhile"
+        *pieces, last = map(orjson.loads, events(received))
+        assert last["error"]["code"] == "draining"
+        assert not any(piece["choices"][0]["finish_reason"] for piece in pieces)
+        assert "[DONE]" not in received
+        assert await asyncio.wait_for(log.process.wait(), 10) == 0
+        await log.until("requests were cut off")
+
+
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     async with worker(tmp_path, 1) as address, serving("--workers", address) as (http, log):
         await ready(http, log)

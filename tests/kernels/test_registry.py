@@ -113,8 +113,7 @@ def test_copies_have_the_strides_and_the_alignment_of_the_original() -> None:
             assert (copy.storage_offset() - original.storage_offset()) % 64 == 0
         assert copy.untyped_storage().data_ptr() != original.untyped_storage().data_ptr()
     # Who reads beside the rows finds nothing of use.
-    beside = copy_tensors(k).as_strided((5, 1), (24, 1), 12 + 8)
-    assert beside[:-1].isnan().all()
+    assert copy_tensors(k).as_strided((4, 16), (24, 1), 12 + 8).isnan().all()
 
 
 @pytest.mark.parametrize(

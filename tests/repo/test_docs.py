@@ -11,8 +11,10 @@ from pydantic_settings import BaseSettings
 from moebius_cli.main import app as moebius
 from moebius_controller.metrics import ControllerMetrics
 from moebius_controller.settings import ControllerSettings
+from moebius_gateway.admission.metrics import AdmissionMetrics
 from moebius_gateway.api.lifecycle import Lifecycle
 from moebius_gateway.app import build_app, build_services
+from moebius_gateway.auth.key_ring import KeyRing
 from moebius_gateway.metrics import GatewayMetrics
 from moebius_gateway.settings import GatewaySettings
 from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
@@ -31,8 +33,9 @@ SETTINGS: tuple[type[BaseSettings], ...] = (GatewaySettings, WorkerSettings, Con
 def exported() -> set[str]:
     """The metrics of all services, by the names under which Prometheus has them."""
     registry = CollectorRegistry()
-    for metrics in (GatewayMetrics, DispatcherMetrics, ControllerMetrics):
+    for metrics in (GatewayMetrics, DispatcherMetrics, AdmissionMetrics, ControllerMetrics):
         metrics(registry)
+    KeyRing(None, registry)
     state = WorkerState(pid=1, model=worker_pb2.Model(id="m"))
     registry.register(WorkerCollector(state, Exchange(state, RequestMetrics(registry))))
     return {

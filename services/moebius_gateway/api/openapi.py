@@ -1,4 +1,4 @@
-"""GET /openapi.json: what this gateway takes and gives, generated from the bodies that requests are parsed as.
+"""GET /openapi.json: what this gateway takes and gives, generated from the classes that parse requests.
 
 A parameter that is refused is in it too, with the values that it may have all the same. What a schema cannot
 say (which of two parameters excludes the other, whether a JSON schema can be enforced) is answered with 400.

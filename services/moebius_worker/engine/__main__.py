@@ -105,6 +105,8 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     )
     runner = ModelRunner.load(checkpoint, options, progress)
     runner.bind(kernels.operations)
+    if kernels.plan.choices:
+        runner.capture(kernels.plan.capturable, progress)
     config = SchedulerConfig(
         runner.layout,
         max_running=settings.max_running,

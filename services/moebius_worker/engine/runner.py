@@ -1,6 +1,6 @@
 """Computes steps: owns the weights, the paged keys and values, and the device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Self
@@ -8,12 +8,12 @@ from typing import NamedTuple, Self
 import structlog
 import torch
 
-from moebius_kernels.attention_plan import MAX_GROUP_KEYS, AttentionPlan, Span, plan_attention
+from moebius_kernels.attention_plan import MAX_GROUP_KEYS
 from moebius_kernels.kv_pages import KvFormat
 from moebius_kernels.operations import Operations
-from moebius_kernels.state_plan import plan_states
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.engine.decode_graphs import DecodeGraphs, graph_sizes
 from moebius_worker.engine.layer_caches import allocate_caches, enter_states, leave_states
 from moebius_worker.engine.memory import (
     GPU_SHARE,
@@ -24,10 +24,10 @@ from moebius_worker.engine.memory import (
     plan_memory,
     plan_table,
 )
-from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import architecture_of, build_model
+from moebius_worker.engine.step_inputs import DeviceInputs, HostInputs, StepInputs
 from moebius_worker.engine.types import Slice
 from moebius_worker.engine.weights.dummy import FORMS, DummyWeights
 from moebius_worker.engine.weights.load import Loading, check_copies, plan_loading
@@ -69,7 +69,7 @@ class RunnerOptions:
     # Quantised weights: kept as they are stored, or expanded to the dtype. None: expanded on a CPU, where
     # that is faster, if they then fit into half of the memory.
     expand_weights: bool | None = None
-    # The name of a form (`weights/dummy.py`): random weights in it instead of the checkpoint's, to measure speed.
+    # The name of a form (`weights/dummy.py`): random weights in it, not the checkpoint's, to measure speed.
     dummy_weights: str | None = None
 
 
@@ -110,6 +110,19 @@ class ModelRunner:
             dtype=place.dtype,
             device=place.device,
         )
+        self._max_requests = plan.demand.max_running
+        self._inputs: StepInputs = HostInputs(model.caches, self._caches, plan.layout, place)
+        if place.device.type == "cuda":
+            self._inputs = DeviceInputs(
+                model.caches,
+                self._caches,
+                plan.layout,
+                place,
+                max_requests=self._max_requests,
+                max_rows=max_step_tokens,
+                max_model_len=plan.max_model_len,
+            )
+        self._graphs: DecodeGraphs | None = None
 
     @classmethod
     def load(
@@ -169,51 +182,44 @@ class ModelRunner:
                     f"request {piece.handle} holds the token id {max(piece.token_ids)}; "
                     f"the vocabulary ends at {self.vocab_size - 1}"
                 )
-        context = self._context(slices)
         states = [(piece.state, piece.start) for piece in slices if piece.state is not None]
         enter_states(self._caches, states)
-        hidden = self._model.forward(context, progress)
+        logits, finite = self._compute(slices, progress)
         leave_states(self._caches, [state for state, _ in states])
-        ends = list(accumulate(len(piece.token_ids) for piece in slices))
+        return Computed(logits, frozenset(_faulty(slices, finite.tolist())))
+
+    def capture(self, captured: Callable[[int], bool], progress: Progress) -> None:
+        """Captures decode steps in CUDA graphs, of the sizes for which `captured` is true."""
+        if isinstance(self._inputs, DeviceInputs):
+            graphs = DecodeGraphs(self._model, self._inputs, self._model.ops)
+            sizes = [size for size in graph_sizes(self._max_requests) if captured(size)]
+            graphs.capture(sizes, progress)
+            self._graphs = graphs
+
+    def _compute(
+        self, slices: Sequence[Slice], progress: Callable[[], None]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of the slices that sample, and whether the hidden states of each row are finite."""
+        if self._graphs is not None and self._graphs.fits(slices):
+            decoded = self._graphs.run(slices)
+            rows = [row for row, piece in enumerate(slices) if piece.sample]
+            logits = decoded.logits if len(rows) == len(slices) else decoded.logits[rows]
+            return logits, decoded.finite
+        hidden = self._model.forward(self._inputs.context(slices), progress)
+        ends = accumulate(len(piece.token_ids) for piece in slices)
         sampled = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
-        rows = torch.tensor(sampled, dtype=torch.int64, device=self._place.device)
-        logits = self._model.logits(hidden[rows])
-        finite: list[bool] = hidden.isfinite().all(dim=-1).tolist()
-        faulty = (
-            piece.handle
-            for end, piece in zip(ends, slices, strict=True)
-            if not all(finite[end - len(piece.token_ids) : end])
-        )
-        return Computed(logits, frozenset(faulty))
+        chosen = torch.tensor(sampled, dtype=torch.int64, device=self._place.device)
+        return self._model.logits(hidden[chosen]), hidden.isfinite().all(dim=-1)
 
-    def _context(self, slices: Sequence[Slice]) -> StepContext:
-        device = self._place.device
-        token_ids = [token_id for piece in slices for token_id in piece.token_ids]
-        positions = [position for piece in slices for position in range(piece.start, piece.end)]
-        states = None
-        if self._model.caches.states:
-            spans = [Span(piece.start, len(piece.token_ids), piece.pages) for piece in slices]
-            states = plan_states(spans, [piece.state.slot for piece in slices if piece.state], device)
-        return StepContext(
-            torch.tensor(token_ids, device=device),
-            torch.tensor(positions, device=device),
-            {window: self._plan_attention(slices, window) for window in self._model.caches.windows},
-            self._caches,
-            states,
-        )
 
-    def _plan_attention(self, slices: Sequence[Slice], window: int | None) -> AttentionPlan:
-        spans = [
-            Span(piece.start, len(piece.token_ids), piece.pages if window is None else piece.window_pages)
-            for piece in slices
-        ]
-        return plan_attention(
-            spans,
-            page_size=self.layout.page_size,
-            window=window,
-            dtype=self._place.dtype,
-            device=self._place.device,
-        )
+def _faulty(slices: Sequence[Slice], finite: Sequence[bool]) -> Iterator[int]:
+    """Handles of slices with a row that is not."""
+    start = 0
+    for piece in slices:
+        end = start + len(piece.token_ids)
+        if not all(finite[start:end]):
+            yield piece.handle
+        start = end
 
 
 def plan_weights(

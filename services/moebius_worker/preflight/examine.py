@@ -65,11 +65,13 @@ def find_plan(
     identities = [identity, identity | {"excluded": " ".join(wanted.excluded)}]
     keys = [digest(one) for one in identities]
     kept = ArtefactCache(root / "plans")
+    which = 1 if wanted.excluded else 0
+    if fresh:
+        kept.remove(keys[which])
     for key in () if fresh else keys:
-        if (found := _read(kept.root / key)) is not None:
+        if (found := _read(kept, key)) is not None:
             log.info("kernel plan found", path=str(kept.root / key))
             return found.without(wanted.excluded)
-    which = 1 if wanted.excluded else 0
     return _make(checkpoint, wanted, identities[which], kept, keys[which], progress)
 
 
@@ -89,8 +91,8 @@ def _make(
         (directory / _PLAN).write_text(made[0].to_json())
 
     try:
-        kept.remove(key)
-        found = _read(kept.get(key, make))
+        kept.get(key, make)
+        found = _read(kept, key)
     except OSError as error:
         log.warning("the kernel plan cannot be kept", path=str(kept.root), reason=str(error))
         found = None
@@ -153,12 +155,13 @@ def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
     }
 
 
-def _read(directory: Path) -> Plan | None:
-    path = directory / _PLAN
+def _read(kept: ArtefactCache, key: str) -> Plan | None:
+    path = kept.root / key / _PLAN
     try:
         return Plan.from_json(path.read_text())
     except OSError:
         return None
     except ValueError as error:
         log.warning("a kernel plan cannot be read and is made anew", path=str(path), reason=str(error))
+        kept.remove(key)
         return None

@@ -7,9 +7,8 @@ from starlette.routing import Route
 
 from moebius_gateway.api.openapi import ANSWERS, document
 from moebius_gateway.api.parameter_table import BODIES
+from moebius_gateway.app import build_app
 from tests.gateway.http_server import Gateway
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
@@ -17,9 +16,8 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
     return document()["components"]["schemas"][name]
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_every_route_is_in_it_and_no_other(chatty: Gateway) -> None:
-    from moebius_gateway.app import build_app
-
     routes = {
         (method, route.path.replace(":path", ""))
         for route in build_app(chatty.services).routes
@@ -30,6 +28,7 @@ async def test_every_route_is_in_it_and_no_other(chatty: Gateway) -> None:
     assert documented == routes
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_it_is_served(chatty: Gateway) -> None:
     async with chatty.client() as client:
         answer = await client.get("/openapi.json")

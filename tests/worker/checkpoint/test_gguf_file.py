@@ -164,3 +164,29 @@ def test_an_odd_alignment_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", {"general.alignment": 12}, TENSORS, types)
     with pytest.raises(CheckpointError, match="alignment is 12"):
         read_gguf(path)
+
+
+def header(metadata: bytes, keys: int = 1) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, keys) + metadata
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+COUNT = text(b"split.count")
+DAMAGED = {
+    "arrays in arrays without an end": text(b"k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000,
+    "a count of shards in words": COUNT + struct.pack("<I", 8) + text(b"two"),
+    "a list of counts": COUNT + struct.pack("<IIQI", 9, 4, 1, 5),
+    "more shards than a name can have": COUNT + struct.pack("<IQ", 10, 1 << 60),
+    "more strings than the file holds": text(b"k") + struct.pack("<IIQ", 9, 8, 1 << 50),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_absurd_metadata_is_refused_with_the_files_name(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "absurd.gguf"
+    path.write_bytes(header(DAMAGED[what]))
+    with pytest.raises(CheckpointError, match=r"absurd\.gguf"):
+        read_gguf(path)

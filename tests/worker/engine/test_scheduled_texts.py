@@ -23,7 +23,8 @@ from transformers import (
 
 from moebius_kernels.kv_pages import KvFormat
 from moebius_worker.engine.cache.layout import CacheLayout, window_reach
-from moebius_worker.engine.layer_caches import allocate_caches
+from moebius_worker.engine.memory import Demand, MemoryPlan
+from moebius_worker.engine.runner import ModelRunner
 from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
 from moebius_worker.engine.types import Request, SamplingParams
 from tests.worker.engine.models.harness import load, write_random
@@ -72,26 +73,19 @@ PAGES, STEP_TOKENS, RUNNING, REQUESTS = 40, 24, 5, 30
 MARGIN = 1e-3
 
 
-def small_pools(runner):
+def with_small_pools(runner):
     """The same model with caches that hold a few texts."""
+    page_size, window = runner.layout.page_size, runner.layout.window
     layout = CacheLayout(
-        page_size=runner.layout.page_size,
+        page_size=page_size,
         num_pages=PAGES,
-        window=runner.layout.window,
-        num_window_pages=0
-        if runner.layout.window is None
-        else 4 * window_reach(runner.layout.window, runner.layout.page_size) + 8,
+        window=window,
+        num_window_pages=0 if window is None else 4 * window_reach(window, page_size) + 8,
         state_slots=9 if runner.layout.state_slots else 0,
     )
-    runner.layout = layout
-    runner._caches = allocate_caches(
-        runner._model.caches,
-        layout,
-        format=KvFormat.MODEL,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    return layout
+    demand = Demand(0, 0, 0, page_size, PAGES * page_size, None, None, max_running=RUNNING)
+    plan = MemoryPlan(0, demand, layout, PAGES * page_size)
+    return ModelRunner(runner.architecture, runner._model, plan, STEP_TOKENS, runner._place, KvFormat.MODEL)
 
 
 class Traffic:
@@ -124,10 +118,10 @@ class Traffic:
 def test_every_text_is_right(tmp_path, kind):
     model, scales = MODELS[kind]()
     path, reference = write_random(tmp_path, model, scales=scales), model.float().eval()
-    runner = load(path)
+    runner = with_small_pools(load(path))
     scheduler = Scheduler(
         SchedulerConfig(
-            small_pools(runner),
+            runner.layout,
             max_running=RUNNING,
             max_step_tokens=STEP_TOKENS,
             max_model_len=PAGES * runner.layout.page_size,

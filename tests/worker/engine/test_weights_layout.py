@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.weights.layout import Layout, Stack, lay_out
 from moebius_worker.engine.weights.reader import TensorInfo
 
@@ -75,3 +76,40 @@ def test_names_are_changed_and_left_out_whatever_the_order(reverse: bool) -> Non
 def test_without_a_layout_everything_is_as_it_was() -> None:
     reader = Reader(experts__gate_up_proj=torch.randn(2, 2, 2))
     assert lay_out(reader, Layout()).tensors == reader.tensors
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("_bias", (3, 6)),
+        ("_bias", (2, 5)),
+        ("_weight_scale", (4, 6)),
+        ("_blocks", (1, 6, 4, 16)),
+        ("", (2, 5, 5)),
+    ],
+)
+def test_a_stack_that_is_not_of_the_same_experts_is_refused(kind: str, shape: tuple[int, ...]) -> None:
+    """Of two experts with gate and up, inputs first."""
+    stack = Stack("experts.gate_up_proj", GATE_UP, interleaved=True, transposed=frozenset({"weight"}))
+    tensors = {"a.experts.gate_up_proj": torch.ones(2, 5, 6)} if kind else {}
+    tensors[f"a.experts.gate_up_proj{kind}"] = torch.ones(shape)
+    message = r"gate_up_proj\w* is \[.*\] in file-1, which is not gate_proj and up_proj of \d experts"
+    for names in (list(tensors), list(reversed(tensors))):
+        reader = Reader(**{name.replace(".", "__"): tensors[name] for name in names})
+        with pytest.raises(CheckpointError, match=message):
+            lay_out(reader, Layout(stacks=(stack,)))
+
+
+def test_factors_without_their_stack_are_not_lost() -> None:
+    reader = Reader(a__experts__gate_up_proj_weight_scale_2=torch.ones(2))
+    layout = Layout(stacks=(Stack("experts.gate_up_proj", GATE_UP),))
+    assert lay_out(reader, layout).tensors == reader.tensors
+
+
+def test_two_tensors_that_come_to_have_one_name_are_refused() -> None:
+    reader = Reader(model__language_model__a=torch.ones(1), model__a=torch.ones(1))
+    layout = Layout(renames=((r"^model\.language_model\.", "model."),))
+    with pytest.raises(
+        CheckpointError, match=r"model\.a in file-1 is the same as model\.language_model\.a in"
+    ):
+        lay_out(reader, layout)

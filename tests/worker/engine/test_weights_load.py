@@ -267,3 +267,16 @@ def test_what_cannot_be_divided_is_refused() -> None:
 def test_without_shards_each_rank_has_all() -> None:
     _, blocks, _ = sharded(Shard.NONE, 2)
     assert all(torch.equal(a.dequantize(), b.dequantize()) for a, b in pairwise(blocks))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("expand", [False, True])
+def test_factors_that_are_not_finite_are_refused(bad: float, expand: bool) -> None:
+    stored = quantised("a", 4, 8)
+    stored["a.weight_scale"][2] = bad
+    matrix = Matrix({"a": 4}, 8)
+    loading = plan(Reader(stored), {"a.weight": matrix.slot("a")}, expand=expand)
+    with pytest.raises(
+        CheckpointError, match=r"a\.weight in file-1 has factors \(scale\) that are not finite"
+    ):
+        filled(loading)

@@ -83,6 +83,36 @@ def test_consolidated_files_are_left_alone(tmp_path: Path) -> None:
     assert set(reader_of(path).tensors) == set(TENSORS)
 
 
+def test_the_authors_own_index_is_left_alone(tmp_path: Path) -> None:
+    """Mistral's repositories have both."""
+    path = sharded(tmp_path)
+    own = {"weight_map": {"tok_embeddings.weight": "consolidated-00001-of-00002.safetensors"}}
+    (path / "consolidated.safetensors.index.json").write_text(json.dumps(own))
+    assert set(reader_of(path).tensors) == set(TENSORS)
+
+
+@pytest.mark.parametrize(
+    "where", ["../other.safetensors", "{}/other.safetensors", "down/other.safetensors", ""]
+)
+def test_an_index_that_leads_out_of_the_directory_is_refused(tmp_path: Path, where: str) -> None:
+    path = directory(tmp_path / "model", {})
+    for place in (tmp_path, path / "down"):
+        place.mkdir(exist_ok=True)
+        save_file(TENSORS, place / "other.safetensors")
+    write_index(path, dict.fromkeys(TENSORS, where.format(tmp_path)))
+    with pytest.raises(CheckpointError, match=r"index\.json names .*, which is not next to it"):
+        reader_of(path)
+
+
+def test_a_shard_may_be_a_link(tmp_path: Path) -> None:
+    """So are those in the Hub's cache."""
+    path = directory(tmp_path / "model", {})
+    save_file(TENSORS, tmp_path / "blob")
+    (path / "model.safetensors").symlink_to(tmp_path / "blob")
+    write_index(path, dict.fromkeys(TENSORS, "model.safetensors"))
+    assert torch.equal(reader_of(path).read("a"), TENSORS["a"])
+
+
 def test_a_file_cut_anywhere_is_refused_with_its_name(tmp_path: Path) -> None:
     file = directory(tmp_path, {"model.safetensors": TENSORS}) / "model.safetensors"
     content = file.read_bytes()
@@ -138,5 +168,7 @@ def test_a_directory_without_weights_says_so(tmp_path: Path) -> None:
 def test_a_quantisation_without_a_scheme_is_refused_by_name(tmp_path: Path) -> None:
     declared = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     path = directory(tmp_path, {"model.safetensors": TENSORS}, quantization_config=declared)
-    with pytest.raises(CheckpointError, match=r"quantised with bitsandbytes, which is not supported.*compressed-tensors"):
+    with pytest.raises(
+        CheckpointError, match=r"quantised with bitsandbytes, which is not supported.*compressed-tensors"
+    ):
         reader_of(path)

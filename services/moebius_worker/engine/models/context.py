@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from moebius_kernels.attention_plan import AttentionPlan
+from moebius_kernels.device_plan import DeviceAttentionPlan
 from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.rotary import Angles, Rotary
 from moebius_kernels.state_plan import StatePlan
@@ -18,7 +19,7 @@ class StepContext:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    attention: Mapping[int | None, AttentionPlan]
+    attention: Mapping[int | None, AttentionPlan | DeviceAttentionPlan]
     caches: Sequence[LayerCache]
     # None for a model without linear-state layers.
     states: StatePlan | None = None
@@ -30,7 +31,7 @@ class StepContext:
             self._angles[rotary] = rotary(self.positions)
         return self._angles[rotary]
 
-    def kv(self, cache: int) -> tuple[KvPages, AttentionPlan]:
+    def kv(self, cache: int) -> tuple[KvPages, AttentionPlan | DeviceAttentionPlan]:
         found = self.caches[cache]
         assert isinstance(found.tensors, KvPages)
         return found.tensors, self.attention[found.window]

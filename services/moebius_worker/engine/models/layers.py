@@ -8,6 +8,7 @@ import torch
 
 from moebius_kernels.activations import SILU, Activation
 from moebius_kernels.attention_plan import AttentionPlan
+from moebius_kernels.device_plan import DeviceAttentionPlan
 from moebius_kernels.rotary import Rotary
 from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec
 from moebius_worker.engine.models.context import StepContext
@@ -114,7 +115,9 @@ class Attention(Layer):
     def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
         return self.attend(x, context, context.kv(self.cache)[1])
 
-    def attend(self, x: torch.Tensor, context: StepContext, plan: AttentionPlan) -> torch.Tensor:
+    def attend(
+        self, x: torch.Tensor, context: StepContext, plan: AttentionPlan | DeviceAttentionPlan
+    ) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; `plan` says what each row sees."""
         config = self.config
         q, k, v = self.qkv(x).split(list(self.qkv.weight.parts.values()), dim=-1)

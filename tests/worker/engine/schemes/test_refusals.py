@@ -148,6 +148,19 @@ def test_a_weight_that_is_not_there_is_named():
         form(MODELOPT, other)
 
 
+def test_a_power_of_two_that_is_none_is_refused():
+    tensors = whole(OSS) | {"weight_scales": torch.full((8, 2), 255, dtype=U8)}
+    with pytest.raises(CheckpointError, match=r"m\.weight_scales in model\.safetensors holds NaN"):
+        stored(OSS, named(tensors))
+
+
+def test_modelopts_checkpoints_of_which_only_the_cache_is_quantised_are_plain():
+    declared = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    assert form(declared, {"m.weight": zeros(BF16, 8, 64)}).format.name == "bf16"
+    with pytest.raises(CheckpointError, match="declares no quantisation of m"):
+        form(declared, named(whole(MODELOPT)))
+
+
 def test_e5m2_is_refused_by_name():
     tensors = whole(BLOCK) | {"weight": zeros(torch.float8_e5m2, 8, 64)}
     with pytest.raises(CheckpointError, match="is F8_E5M2"):
