@@ -18,7 +18,7 @@ BIG := awk '/Downloading.* [MG]B\)/ || /^Processing/ || /^Installing/ { print " 
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 
-.PHONY: help up test test-peers lint proto bench-gateway bench-stack bench-scheduler bench-cpu-peers clean
+.PHONY: help up test test-peers lint proto bench-gateway bench-stack bench-scheduler bench-load bench-cpu-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench-scheduler: $(VENV)/.installed-dev ## the scheduler's CPU time for each ste
 
 bench-cpu-peers: $(VENV)/.installed-peers ## tokens per second on this CPU beside llama.cpp and transformers
 	$(BIN)/python -m tests.bench.cpu_peers $(ARGS)
+
+bench-load: $(VENV)/.installed-dev ## how fast weights are loaded, against reading their files (ARGS="--path CHECKPOINT")
+	$(BIN)/python -m tests.bench.load_rate $(ARGS)
 
 clean: ## remove the virtual environment and what tools left
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -20,6 +20,8 @@ SYNCHRONISE = "MOEBIUS_SYNC_LAUNCHES"
 
 _WARP = 32
 _LINE = 2**31
+# cudaDevAttrMaxSharedMemoryPerBlockOptin, of cudaDeviceAttr in driver_types.h.
+_MOST_SHARED = 97
 # What no launch can be told itself, but only what ran before it, as CUDA words it.
 _ASYNCHRONOUS = (
     "illegal memory access",
@@ -196,9 +198,12 @@ def _door() -> Door:
     torch.cuda.init()
     runtime = _runtime()
     runtime.cudaGetErrorString.restype = ctypes.c_char_p
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    shared = ctypes.c_int()
+    runtime.cudaDeviceGetAttribute(
+        ctypes.byref(shared), _MOST_SHARED, ctypes.c_int(torch.cuda.current_device())
+    )
     return Door(
-        Limits(properties.shared_memory_per_block_optin),
+        Limits(shared.value),
         runtime.cudaPeekAtLastError,
         runtime.cudaGetLastError,
         lambda code: f"CUDA error {code}: {runtime.cudaGetErrorString(code).decode()}",

@@ -1,7 +1,7 @@
 """`moebius preflight`: which kernels a model would be served with on this machine, and why not others."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,6 +21,10 @@ def preflight(
         typer.Argument(help="A checkpoint directory, a .gguf file, or a Hugging Face id (owner/name)."),
     ],
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1. auto: cuda if present.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16. auto: as the worker would choose.")
+    ] = "auto",
+    kv_cache_dtype: Annotated[str, typer.Option(help="model, fp8 or int8.")] = "model",
     max_running: Annotated[
         int, typer.Option(min=1, help="Requests that are computed at the same time.")
     ] = 32,
@@ -45,9 +49,13 @@ def preflight(
         with step(console, "preflight") as doing:
             plan, missing = _examine(
                 model,
-                device,
-                max_running,
-                max_step_tokens,
+                {
+                    "device": device,
+                    "dtype": dtype,
+                    "max_running": max_running,
+                    "max_step_tokens": max_step_tokens,
+                },
+                kv_cache_dtype,
                 tuple(filter(None, exclude_backends.split(","))),
                 fresh,
                 lambda phase, done, total: doing.update(f"{phase} ({done} of {total} steps)"),
@@ -63,31 +71,27 @@ def preflight(
 
 def _examine(
     model: str,
-    device: str,
-    max_running: int,
-    max_step_tokens: int | None,
+    options: dict[str, Any],
+    kv_cache_dtype: str,
     excluded: tuple[str, ...],
     fresh: bool,
     progress: Callable[[str, int, int], None],
 ) -> tuple["Plan", Mapping[str, str]]:
-    """The plan, and the modules that could not be imported with the reasons."""
+    """The plan, and the modules that could not be imported, with reasons. `options`: of `RunnerOptions`."""
     # Late, since it takes seconds to load torch.
+    from moebius_kernels.kv_pages import KvFormat
     from moebius_kernels.registry import gather
     from moebius_worker.checkpoint.checkpoint import open_checkpoint
     from moebius_worker.engine.runner import RunnerOptions
     from moebius_worker.preflight.examine import Wanted, find_plan
     from moebius_worker.preflight.run import PreflightError
 
-    options = RunnerOptions(device=device, max_running=max_running, max_step_tokens=max_step_tokens)
+    if kv_cache_dtype not in list(KvFormat):
+        raise CliError(f"--kv-cache-dtype {kv_cache_dtype!r}: choose {', '.join(KvFormat)}.")
+    wanted = Wanted(RunnerOptions(kv_format=KvFormat(kv_cache_dtype), **options), excluded)
     registry = gather()
     try:
-        plan = find_plan(
-            open_checkpoint(model),
-            Wanted(options, graph_tokens=max_running, excluded=excluded),
-            registry,
-            progress,
-            fresh=fresh,
-        )
+        plan = find_plan(open_checkpoint(model), wanted, registry, progress, fresh=fresh)
     except PreflightError as error:
         raise CliError(str(error)) from error
     return plan, registry.missing

@@ -84,11 +84,21 @@ PREFILL_TILINGS: dict[str, Sequence[PrefillTiling]] = {
 
 def allocate(shape: Shape, pages: int) -> KvPages:
     kv = KvPages.allocate(
-        shape.format, pages, PAGE, shape.kv_heads, shape.key_dim, shape.value_dim, torch.bfloat16, DEVICE, values_in_keys=shape.in_keys
+        shape.format,
+        pages,
+        PAGE,
+        shape.kv_heads,
+        shape.key_dim,
+        shape.value_dim,
+        torch.bfloat16,
+        DEVICE,
+        values_in_keys=shape.in_keys,
     )
     for rows in (kv.keys, kv.values):
         if rows is not None:
-            block = torch.randn(min(pages, 512), *rows.numbers.shape[1:], device=DEVICE).to(rows.numbers.dtype)
+            block = torch.randn(min(pages, 512), *rows.numbers.shape[1:], device=DEVICE).to(
+                rows.numbers.dtype
+            )
             for first in range(0, pages, 512):
                 rows.numbers[first : first + 512] = block[: pages - first]
             if rows.scales is not None:
@@ -236,7 +246,11 @@ def compile_share(tune: bool, share: str) -> None:
     small: list[tuple[Any, Any]] = []
     for case, tilings in jobs(tune):
         for tiling in tilings:
-            cases = [Prefill(case.shape, 256)] if isinstance(case, Prefill) else [Decode(case.shape, 1, 512), Decode(case.shape, 600, 16)]
+            cases = (
+                [Prefill(case.shape, 256)]
+                if isinstance(case, Prefill)
+                else [Decode(case.shape, 1, 512), Decode(case.shape, 600, 16)]
+            )
             small += ((one, None if tiling is None else replace(tiling)) for one in cases)
     for case, tiling in list(dict.fromkeys(small))[index::count]:
         case.run([tiling])
@@ -258,10 +272,16 @@ def main() -> None:
         if time.perf_counter() - begin > options.seconds:
             print("out of time")
             return
-        label = f"{case.shape.name:14s} " + (f"prefill {case.length}" if isinstance(case, Prefill) else f"{case.batch:3d} x {case.context:5d}")
+        label = f"{case.shape.name:14s} " + (
+            f"prefill {case.length}" if isinstance(case, Prefill) else f"{case.batch:3d} x {case.context:5d}"
+        )
         results = sorted(zip(case.run(tilings), map(str, tilings), strict=True))
         for us, tiling in results[:4] if options.tune else results:
-            rate = f"{case.flops / us / 1e6:6.0f} TFLOP/s" if isinstance(case, Prefill) else f"{case.layer_bytes / us / 1e3:6.0f} GB/s"
+            rate = (
+                f"{case.flops / us / 1e6:6.0f} TFLOP/s"
+                if isinstance(case, Prefill)
+                else f"{case.layer_bytes / us / 1e3:6.0f} GB/s"
+            )
             name = tiling.replace("Tiling", "") if options.tune else ""
             print(f"{label} {us:8.1f} us {rate} {100 * case.floor_us / us:5.1f}% {name}", flush=True)
 

@@ -87,7 +87,9 @@ def error(weights: ExpertWeights, shape: Shape, tokens: int, tiling: ExpertTilin
     return float((y.float() - reference).norm() / reference.norm())
 
 
-def microseconds(weights: list[ExpertWeights], shape: Shape, tokens: int, tiling: ExpertTiling, repeats: int) -> float:
+def microseconds(
+    weights: list[ExpertWeights], shape: Shape, tokens: int, tiling: ExpertTiling, repeats: int
+) -> float:
     given = [inputs(shape, tokens, seed) for seed in range(len(weights))]
     for (x, route), layer in zip(given, weights, strict=True):
         tiled_experts(x, route, layer, SILU, tiling)
@@ -154,7 +156,14 @@ def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling
         if format == "bf16":
             gates = [Tiling(128, 128, 64, 8, 4), Tiling(128, 128, 64, 8, 3)]
         else:
-            gates = [Tiling(128, 64, 128, 4, 2), Tiling(128, 64, 64, 4, 3), Tiling(128, 64, 64, 4, 4), Tiling(128, 128, 64, 8, 3, swap=False), Tiling(128, 64, 64, 8, 3, swap=False), Tiling(128, 64, 64, 4, 3, swap=False)]
+            gates = [
+                Tiling(128, 64, 128, 4, 2),
+                Tiling(128, 64, 64, 4, 3),
+                Tiling(128, 64, 64, 4, 4),
+                Tiling(128, 128, 64, 8, 3, swap=False),
+                Tiling(128, 64, 64, 8, 3, swap=False),
+                Tiling(128, 64, 64, 4, 3, swap=False),
+            ]
         downs = [Tiling(128, 128, 64, 8, 3), Tiling(128, 128, 64, 4, 3)]
         downs += [replace(tile, swap=False) for tile in downs]
         found[128] = gates, downs
@@ -216,7 +225,9 @@ def compile_all(args: argparse.Namespace) -> None:
         if args.tune:
             for gate_ups, downs in candidates(name, tokens / slots).values():
                 pairs = itertools.zip_longest(gate_ups, downs)
-                jobs += [(shape, name, tokens, ExpertTiling(a or gate_ups[0], b or downs[0])) for a, b in pairs]
+                jobs += [
+                    (shape, name, tokens, ExpertTiling(a or gate_ups[0], b or downs[0])) for a, b in pairs
+                ]
         else:
             jobs.append((shape, name, tokens, None))
     for shape, name, tokens, tiling in jobs[part::of]:

@@ -61,7 +61,9 @@ class Gateway:
             return (await client.get(f"http://{self.admin}/metrics")).text
 
     async def ready_workers(self) -> int:
-        found = re.search(r'^moebius_gateway_workers\{state="READY"\} (\S+)', await self.metrics(), re.MULTILINE)
+        found = re.search(
+            r'^moebius_gateway_workers\{state="READY"\} (\S+)', await self.metrics(), re.MULTILINE
+        )
         return 0 if found is None else int(float(found[1]))
 
 

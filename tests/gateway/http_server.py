@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from moebius_gateway.api.lifecycle import Lifecycle
 from moebius_gateway.api.services import Services
 from moebius_gateway.app import build_app, build_services
 from moebius_gateway.http_protocol import bounded
-from moebius_gateway.server import Server
+from moebius_gateway.server import Server, listen
 from moebius_gateway.settings import GatewaySettings
 from moebius_gateway.text.model import TextModel
 from moebius_gateway.types import FinishReason, Generation, ModelInfo, TokenLogprobs, Tokens
@@ -166,7 +165,7 @@ async def running_gateway(backend: ScriptedBackend, **settings: Any) -> AsyncIte
     services = build_services(configured, backend, lifecycle, registry)
     protocol = bounded(configured.max_header_bytes, configured.max_headers)
     server = Server(build_app(services), protocol, lifespan=True)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listen("127.0.0.1", 0) as listener:
         serving = asyncio.create_task(server.serve([listener]))
         try:
             await until(lambda: server.started or serving.done())

@@ -106,6 +106,24 @@ async def test_a_gateway_that_was_itself_stopped_does_not_blame_its_workers() ->
         assert it.gateway.metric("attach_reconnects_total", worker=f"127.0.0.1:{it.ports[0]}") == 0
 
 
+class Mute(StandIn):
+    """Is ready, but does not say for what."""
+
+    async def GetModel(self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext) -> pb.Model:  # noqa: N802
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_worker_that_does_not_say_what_it_serves_holds_up_no_other() -> None:
+    async with (
+        serving(Mute(Plan(), "mute")) as mute,
+        serving(StandIn(Plan(), "other")) as other,
+        gateway(mute, other) as built,
+    ):
+        await until(built.ready, 2.0)
+        assert [view.address for view in built.ready_workers("standin")] == [f"127.0.0.1:{other}"]
+
+
 async def test_a_frame_that_makes_no_sense_costs_the_stream_and_not_the_worker() -> None:
     async with cluster(1, Plan(rate=50)) as it:
         seen = Seen()

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +13,7 @@ import pytest
 
 from moebius_gateway import tls as server_tls
 from moebius_gateway.http_protocol import bounded
-from moebius_gateway.server import Server
+from moebius_gateway.server import Server, listen
 from moebius_gateway.tls import ServerTls
 from moebius_gateway.workers.channel import WorkerTls
 from moebius_proto.worker.v1.worker_pb2_grpc import add_WorkerServicer_to_server
@@ -36,7 +35,7 @@ async def https(certificate: Certificate) -> AsyncIterator[str]:
     tls = ServerTls(certificate.cert, certificate.key)
     keeping = asyncio.create_task(tls.keep_current())
     server = Server(hello, bounded(10_000, 100), tls.context)  # type: ignore[arg-type]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with listen("127.0.0.1", 0) as listener:
         serving = asyncio.create_task(server.serve([listener]))
         await until(lambda: server.started)
         yield f"https://localhost:{listener.getsockname()[1]}"

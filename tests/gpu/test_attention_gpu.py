@@ -54,7 +54,12 @@ class Requests:
 
     def planner(self, requests, rows):
         return AttentionPlanner(
-            max_requests=requests, max_rows=rows, max_model_len=32768, page_size=PAGE, window=self.window, device=DEVICE
+            max_requests=requests,
+            max_rows=rows,
+            max_model_len=32768,
+            page_size=PAGE,
+            window=self.window,
+            device=DEVICE,
         )
 
     def attend(self, plan):
@@ -86,7 +91,9 @@ def check(got, expected, limit):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("format", "limit"), [(KvFormat.MODEL, 0.006), (KvFormat.FP8, 0.05), (KvFormat.INT8, 0.012)])
+@pytest.mark.parametrize(
+    ("format", "limit"), [(KvFormat.MODEL, 0.006), (KvFormat.FP8, 0.05), (KvFormat.INT8, 0.012)]
+)
 def test_decode_and_prefill(shape, format, limit):
     requests = Requests(shape, [(0, 1), (900, 300), (500, 1), (0, 257), (7000, 1), (127, 1)], format)
     plan = requests.planner(6, 1000).plan(requests.spans)

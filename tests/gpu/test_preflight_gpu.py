@@ -15,7 +15,10 @@ from moebius_worker.preflight.probe import Patience
 from moebius_worker.preflight.run import Examination, preflight
 from moebius_worker.preflight.subject import steps_for
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU"),
+    pytest.mark.timeout(500),
+]
 
 RANGES = token_ranges(4)
 BAD = "tests.gpu.bad_on_gpu"
@@ -222,7 +225,7 @@ def test_a_model_of_true_size_gets_a_plan_and_finds_it_again(checkpoint: Path, t
     from moebius_worker.engine.runner import RunnerOptions
     from moebius_worker.preflight.examine import Wanted, find_plan
 
-    wanted = Wanted(RunnerOptions(device="cuda", max_running=64, max_step_tokens=4096), graph_tokens=64)
+    wanted = Wanted(RunnerOptions(device="cuda", max_running=64, max_step_tokens=4096))
     registry = gather()
     opened = open_checkpoint(str(checkpoint))
     phases: list[tuple[float, str]] = []

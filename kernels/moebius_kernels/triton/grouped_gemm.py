@@ -151,7 +151,7 @@ def _slot(expert_at, slots, SLOTS: tl.constexpr):
 
 @triton.jit
 def _zeros(TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, SWAP: tl.constexpr):
-    if DEPTH > 1:
+    if DEPTH > 0:
         zeros = tl.zeros((DEPTH, ROWS, TOKENS), tl.float32)
     elif SWAP:
         zeros = tl.zeros((ROWS, TOKENS), tl.float32)
@@ -165,7 +165,7 @@ def _dot(x, w, total, DEPTH: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr
     if not ASM:
         # The interpreter multiplies the bits of bf16 numbers.
         x, w = x.to(tl.float32), w.to(tl.float32)
-    if DEPTH > 1:
+    if DEPTH > 0:
         # Each warp has its share of the columns.
         w = w.reshape(w.shape[0], DEPTH, w.shape[1] // DEPTH).permute(1, 0, 2)
         x = x.reshape(x.shape[0], DEPTH, x.shape[1] // DEPTH).permute(1, 2, 0)
@@ -184,7 +184,7 @@ def _finish(
     SWAP: tl.constexpr,
 ):  # fmt: skip
     AXIS: tl.constexpr = 1 if SWAP else 0
-    if DEPTH > 1:
+    if DEPTH > 0:
         total = tl.sum(total, 0)
     if ROW_SCALE:
         total *= tl.expand_dims(tl.load(row_scale + row) * FACTOR, AXIS)

@@ -150,21 +150,30 @@ class Dispatcher:
 
     async def _place(self, record: Record, failure: Failure | None, blocks: Sequence[int]) -> Link:
         """The link on which to submit now. Waits for a worker if need be; raises GenerationError."""
-        matched = self._prefixes.match(blocks)
-        decision = self._decide(record, failure, matched)
-        if isinstance(decision, recovery.Wait):
+        choice = self._choose(record, failure, blocks)
+        if isinstance(choice, recovery.Wait):
             with self._waiting_room(record):
-                while isinstance(decision, recovery.Wait):
+                while isinstance(choice, recovery.Wait):
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(decision.until - time.monotonic()):
+                        async with asyncio.timeout(choice.until - time.monotonic()):
                             await self._change.wait()
-                    decision = self._decide(record, failure, matched)
-        if isinstance(decision, recovery.Fail):
-            if decision.error.reason is Reason.POISONED:
+                    choice = self._choose(record, failure, blocks)
+        if isinstance(choice, recovery.Fail):
+            if choice.error.reason is Reason.POISONED:
                 self._metrics.poisoned.inc()
-            raise decision.error
-        shares = {address: count / len(blocks) for address, count in matched.items()}
-        return self._links[routing.pick(decision.workers, shares).address]
+            raise choice.error
+        return choice
+
+    def _choose(
+        self, record: Record, failure: Failure | None, blocks: Sequence[int]
+    ) -> Link | recovery.Wait | recovery.Fail:
+        with self._metrics.routing.time():
+            matched = self._prefixes.match(blocks)
+            decision = self._decide(record, failure, matched)
+            if not isinstance(decision, recovery.Place):
+                return decision
+            shares = {address: count / len(blocks) for address, count in matched.items()}
+            return self._links[routing.pick(decision.workers, shares).address]
 
     def _decide(
         self, record: Record, failure: Failure | None, matched: Mapping[str, int]

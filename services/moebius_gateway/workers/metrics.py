@@ -1,12 +1,13 @@
 """What the gateway's worker side counts."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from moebius_gateway.journal import DEATHS
 from moebius_gateway.types import Reason
 from moebius_gateway.workers.view import WorkerState, WorkerView
 
 REJOINED = "REJOINED"
+ROUTING_SECONDS = (0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.0025, 0.01)
 
 
 class DispatcherMetrics:
@@ -33,6 +34,12 @@ class DispatcherMetrics:
         )
         self.waiting = Gauge(
             "moebius_gateway_streams_waiting", "Generations that wait for a worker", registry=registry
+        )
+        self.routing = Histogram(
+            "moebius_gateway_routing_seconds",
+            "Choosing a worker, waits for one not counted",
+            buckets=ROUTING_SECONDS,
+            registry=registry,
         )
         self.recoveries = Counter(
             "moebius_gateway_recoveries",

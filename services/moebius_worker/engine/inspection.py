@@ -76,7 +76,7 @@ class Inspection:
 
 
 def inspect_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype) -> Inspection:
-    """Reads headers alone; `dtype`: what it would compute in. Raises CheckpointError for what is not served."""
+    """Reads headers alone; `dtype`: what it would compute in. Raises CheckpointError for what is refused."""
     place = Place(torch.device("cpu"), dtype)
     model = build_model(checkpoint.config, place)
     reader, scheme = open_weights(checkpoint, model.LAYOUT)

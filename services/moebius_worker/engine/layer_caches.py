@@ -30,7 +30,7 @@ class KvSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """What a linear-state layer keeps of a text: tensors of these shapes; `dtypes` names those not the model's."""
+    """What a linear-state layer keeps of a text: tensors of these shapes; `dtypes`: if not the model's."""
 
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, torch.dtype]

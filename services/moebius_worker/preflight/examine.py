@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib.metadata
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -28,13 +28,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the engine will do. `graph_tokens`: the largest step that is to be a CUDA graph, 0 for none.
-
-    `excluded`: "operation:backend" each, which are not to be used.
-    """
+    """What the engine will do. `excluded`: "operation:backend" each, which are not to be used."""
 
     options: RunnerOptions
-    graph_tokens: int = 0
     excluded: tuple[str, ...] = ()
 
 
@@ -103,15 +99,15 @@ def _make(
 
 def _examination(checkpoint: Checkpoint, wanted: Wanted) -> Examination:
     options = wanted.options
-    kind = place_for(checkpoint, options).device.type
-    max_step_tokens = options.max_step_tokens or STEP_TOKENS[kind]
+    place = place_for(checkpoint, options)
+    max_step_tokens = options.max_step_tokens or STEP_TOKENS[place.device.type]
     ranges = token_ranges(max(max_step_tokens, options.max_running))
     return Examination(
         subject="moebius_worker.preflight.model:open_subject",
         options={
             "model": str(checkpoint.path),
             "device": options.device,
-            "dtype": options.dtype,
+            "dtype": str(place.dtype).removeprefix("torch."),
             "page_size": options.page_size,
             "kv_format": options.kv_format.value,
             "threads": options.threads,
@@ -121,7 +117,8 @@ def _examination(checkpoint: Checkpoint, wanted: Wanted) -> Examination:
         },
         ranges=ranges,
         steps=steps_for(ranges, max_running=options.max_running, max_step_tokens=max_step_tokens),
-        capture_tokens=wanted.graph_tokens,
+        # Steps of decodes alone are the ones that become graphs.
+        capture_tokens=options.max_running,
         excluded=wanted.excluded,
     )
 
@@ -147,11 +144,15 @@ def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
     reader, _ = open_weights(checkpoint, build_model(checkpoint.config, place).LAYOUT)
     tensors = (f"{name} {info.dtype} {list(info.shape)}" for name, info in sorted(reader.tensors.items()))
     config = f"{sorted(checkpoint.config.items(), key=lambda item: item[0])}"
-    settings = f"{sorted(asdict(wanted.options).items())} {wanted.graph_tokens}"
+    settings = {
+        name: value
+        for name, value in _examination(checkpoint, wanted).options.items()
+        if name not in ("model", "device", "threads")
+    }
     return {
         "kernels": package_digest(),
         "model": digest({"config": config, "tensors": list(tensors)}),
-        "settings": digest({"settings": settings}),
+        "settings": digest({"settings": str(sorted(settings.items()))}),
     }
 
 

@@ -1,5 +1,6 @@
 """What the gates need of a device: waiting, timing, CUDA graphs, and its error state."""
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -79,8 +80,9 @@ class Cuda:
     captures = True
 
     def __init__(self) -> None:
-        # One memory pool for all graphs of the preflight: none outlives its candidate.
         self._stream = torch.cuda.Stream()
+        # For all graphs, of which none outlives its candidate.
+        self._pool = torch.cuda.graph_pool_handle()
 
     def synchronise(self) -> None:
         torch.cuda.synchronize()
@@ -95,8 +97,17 @@ class Cuda:
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            result = function()
+        # `torch.cuda.graph` would empty PyTorch's cache of memory each time.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(self._pool)
+            try:
+                result = function()
+            except BaseException:
+                # It says that the capture failed, but not why.
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph.replay, result
 
     def microseconds(self, function: Callable[[], Any]) -> float:

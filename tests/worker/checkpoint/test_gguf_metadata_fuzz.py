@@ -1,4 +1,4 @@
-"""Metadata with any value anywhere: the model's config and tokenizer are read, or refused as a checkpoint's fault."""
+"""Metadata with any value anywhere: config and tokenizer are read, or refused as the checkpoint's fault."""
 
 import dataclasses
 import random

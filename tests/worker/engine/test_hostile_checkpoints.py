@@ -1,4 +1,4 @@
-"""Checkpoints of careless and of hostile authors: each ends in one error, which says what is wrong, or serves."""
+"""Checkpoints of careless and hostile authors: each ends in one error that says what is wrong, or serves."""
 
 import json
 import random

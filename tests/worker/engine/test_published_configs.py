@@ -1,4 +1,4 @@
-"""Configs as they are published, at full size and without memory: parameters and context of the model cards."""
+"""Configs as published, at full size, without memory: parameters and context are those of the model cards."""
 
 import json
 from pathlib import Path

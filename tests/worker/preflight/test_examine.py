@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from moebius_kernels.kv_pages import KvFormat
 from moebius_kernels.plan import Plan
 from moebius_kernels.registry import Registry, gather, references
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
@@ -62,7 +63,9 @@ def test_another_model_setting_or_kernel_is_another_plan(
     find()
     find(checkpoint=checkpoints[1])
     find(wanted=replace(WANTED, options=replace(OPTIONS, max_running=3)))
-    find(wanted=replace(WANTED, graph_tokens=2))
+    find(wanted=replace(WANTED, options=replace(OPTIONS, kv_format=KvFormat.INT8)))
+    # Of no concern to kernels.
+    find(wanted=replace(WANTED, options=replace(OPTIONS, threads=2, kv_cache_bytes=1 << 20, dtype="float32")))
     monkeypatch.setattr(examine, "package_digest", lambda: "other kernels")
     find()
     monkeypatch.setattr("torch.__version__", "9.9.9")

@@ -108,7 +108,7 @@ class Decoder(Layer):
 
     @property
     def copies(self) -> Mapping[str, str]:
-        """Tensors of checkpoints that are left out since they hold what another one does, and those others."""
+        """Tensors that are left out of checkpoints since they are others once more, and these others."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}
 
     def ignores(self, name: str) -> bool:

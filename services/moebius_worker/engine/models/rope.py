@@ -85,7 +85,7 @@ def read_rope(config: Mapping[str, Any], head_dim: int, default_theta: float) ->
 
 
 def yarn_context(config: Mapping[str, Any]) -> int:
-    """How many positions YaRN makes of those that a model was trained for, if the config says how many; else 0.
+    """How many positions YaRN makes of those that a model was trained for; 0 if the config does not say.
 
     Who adds YaRN to a config, as the pages of models tell people to, need not change
     `max_position_embeddings` too.

@@ -1,1 +1,1 @@
-"""A checkpoint's weights: readers of containers, layouts of families, schemes of quantisation, and the loader."""
+"""A checkpoint's weights: containers' readers, families' layouts, schemes of quantisation, and the loader."""

@@ -104,7 +104,7 @@ class LaidOut:
 def lay_out(reader: WeightReader, layout: Layout) -> LaidOut:
     """Renames, divides, and leaves out what `layout` says.
 
-    Raises CheckpointError for tensors that come to have one name, and for stacks that are not of the same experts.
+    Raises CheckpointError for tensors that come to have one name, and for stacks of unlike experts.
     """
     ignored = [re.compile(pattern) for pattern in layout.ignored]
     named: list[tuple[str, str]] = []
@@ -164,7 +164,8 @@ def _pieces(
     rows = sizes[2 if kind in stack.transposed and len(sizes) > 2 else 1 :][:1]
     if math.prod(sizes) > 1 and (sizes[0] != count or any(size % len(stack.parts) for size in rows)):
         raise CheckpointError(
-            f"{stored} is {sizes} in {info.file}, which is not {' and '.join(stack.parts)} of {count} experts."
+            f"{stored} is {sizes} in {info.file}, which is not {' and '.join(stack.parts)} of "
+            f"{count} experts."
         )
     for expert in range(count):
         for number, part in enumerate(stack.parts):

@@ -33,7 +33,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A slot and what fills it: a matrix in a stored form, a plain tensor (no form), or nothing (`source` "")."""
+    """A slot and what fills it: a matrix in a stored form, a plain tensor (no form), or nothing (source "")."""
 
     name: str
     slot: Slot
@@ -184,10 +184,9 @@ def plan_loading(
             file = stored[fill.source].file
             unequal.append(f"{name} is {list(shape)} in {file}, the model's {list(slot.shape)}")
     left = {name: info for name, info in stored.items() if name not in used}
-    zeros = [name for name in left if name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in slots]
-    unused = [
-        f"{name} {list(info.shape)} in {info.file}" for name, info in left.items() if name not in zeros
-    ]
+    layers = {name.removesuffix(".weight") for name in slots}
+    zeros = [name for name in left if name.endswith(".bias") and name.removesuffix(".bias") in layers]
+    unused = [f"{name} {list(info.shape)} in {info.file}" for name, info in left.items() if name not in zeros]
     files = ", ".join(dict.fromkeys(info.file for info in reader.tensors.values())) or "the checkpoint"
     problems = [
         *_listed("tensors that the model has no place for", unused),
@@ -208,8 +207,8 @@ def check_copies(reader: WeightReader, copies: Mapping[str, str]) -> None:
     for copy, name in copies.items():
         if copy in reader.tensors and not torch.equal(reader.read(copy), reader.read(name)):
             raise CheckpointError(
-                f"{copy} in {reader.tensors[copy].file} is not {name}, though the config says that they are one "
-                "(tie_word_embeddings). Correct the config, or remove the tensor."
+                f"{copy} in {reader.tensors[copy].file} is not {name}, though the config says that they are "
+                "one (tie_word_embeddings). Correct the config, or remove the tensor."
             )
 
 

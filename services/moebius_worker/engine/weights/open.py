@@ -13,8 +13,8 @@ from .schemes.registry import scheme_of
 def open_weights(checkpoint: Checkpoint, layout: Layout | None = None) -> tuple[WeightReader, Scheme]:
     """Opens the weights under the names that the family gives them, reading headers alone.
 
-    `layout` is that of the family's safetensors. Raises CheckpointError, also for a dialect of quantisation that
-    is not known.
+    `layout` is that of the family's safetensors. Raises CheckpointError, also for an unknown dialect of
+    quantisation.
     """
     scheme = scheme_of(checkpoint)
     if checkpoint.container == "gguf":

@@ -57,7 +57,7 @@ def _files(directory: Path) -> tuple[list[Path], Mapping[str, Path]]:
         files = sorted(set(indexed.values()))
         if elsewhere := [str(file) for file in files if file.parent != directory]:
             raise CheckpointError(
-                f"{indices[0]} names {', '.join(elsewhere)}, which is not next to it. A checkpoint's weights are."
+                f"{indices[0]} names {', '.join(elsewhere)}, which is not next to it, where weights are."
             )
         if missing := [file.name for file in files if not file.is_file()]:
             raise CheckpointError(

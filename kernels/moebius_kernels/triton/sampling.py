@@ -1,0 +1,215 @@
+"""Tokens from logits on the device, with nobody waiting: the same draws as `moebius_worker.engine.draw`.
+
+A draw is the arg max of logits / temperature + Gumbel noise, whose bits are a hash of (seed, position, token
+id); the worker's module says why. Nothing is sorted: the last value that top-k and top-p keep is found by
+bisection of the floats, each step one pass over a row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from moebius_kernels.launch import launch
+from moebius_kernels.triton.targets import power_of_two
+
+_BLOCK = 1024
+# SplitMix64 (Steele, Lea, Flood 2014): a step and the two multipliers of its finaliser.
+_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How N rows are drawn, on the device. `streams` int64 [N]: `mix(seed + golden)` of each row's seed;
+    `positions` int64 [N]; `temperature` [N], 0 for the most probable token; `top_k` int32 [N], 0 for all;
+    `top_p` [N]; `log_min_p` [N], -inf for 0. `truncated`: a row has a top_k or a top_p below 1."""
+
+    streams: torch.Tensor
+    positions: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    log_min_p: torch.Tensor
+    truncated: bool
+
+
+def draw_tokens(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits fp32 [N, vocab], contiguous -> token ids int64 [N] and each row's largest logit fp32 [N].
+
+    Where that is not finite the token is worth nothing.
+    """
+    rows, vocab = logits.shape
+    blocks = triton.cdiv(vocab, _BLOCK)
+    tops, sums = logits.new_empty(rows, blocks), logits.new_empty(rows, blocks, dtype=torch.float64)
+    places = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
+    best, floors = logits.new_empty(rows), draws.log_min_p
+    token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    tile = power_of_two(blocks)
+    launch(_top_of_block, (rows, blocks), logits, tops, vocab, blocks, BLOCK=_BLOCK)
+    launch(_top_of_row, (rows,), tops, best, blocks, TILE=tile)
+    if draws.truncated:
+        floors = torch.empty_like(floors)
+        launch(
+            _find_floor,
+            (rows,),
+            logits, best, draws.temperature, draws.top_k, draws.top_p, draws.log_min_p, floors, vocab,
+            BLOCK=8 * _BLOCK, num_warps=16,
+        )  # fmt: skip
+    launch(
+        _draw_in_block,
+        (rows, blocks),
+        logits, best, floors, draws.temperature, draws.streams, draws.positions, sums, places, vocab, blocks, BLOCK=_BLOCK,
+    )  # fmt: skip
+    launch(_draw_in_row, (rows,), sums, places, token_ids, blocks, TILE=tile)
+    return token_ids, best
+
+
+def top_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of logits [N, vocab] the log probabilities of `token_ids` [N], and of the `width` most probable tokens
+    ids and log probabilities [N, width]."""
+    table = logits.log_softmax(dim=-1)
+    values, ids = table.topk(width, dim=-1)
+    return table.gather(1, token_ids.unsqueeze(1)).squeeze(1), ids, values
+
+
+@triton.jit
+def _top_of_block(logits, tops, vocab, blocks, BLOCK: tl.constexpr):
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+    tl.store(tops + row * blocks + block, _largest(values))
+
+
+@triton.jit
+def _top_of_row(tops, best, blocks, TILE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, TILE)
+    values = tl.load(tops + row * blocks + block, mask=block < blocks, other=float("-inf"))
+    tl.store(best + row, _largest(values))
+
+
+@triton.jit
+def _largest(values):
+    """NaN if one is."""
+    bad = tl.sum((values != values).to(tl.int32), 0) > 0
+    return tl.where(bad, float("nan"), tl.max(values, 0))
+
+
+@triton.jit
+def _scaled(values, top, temperature):
+    """Logits over temperature; the best is 0."""
+    difference = values - top
+    return tl.math.div_rn(difference, tl.zeros_like(difference) + temperature)
+
+
+@triton.jit
+def _above(logits, top, temperature, bound, vocab, BLOCK: tl.constexpr):
+    """How many tokens are scaled above `bound`, and their mass."""
+    count = tl.zeros((BLOCK,), tl.int32)
+    mass = tl.zeros((BLOCK,), tl.float64)
+    for first in range(0, vocab, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+        scaled = _scaled(values, top, temperature)
+        inside = scaled > bound
+        count += inside.to(tl.int32)
+        mass += tl.where(inside, tl.exp(scaled), 0.0).to(tl.float64)
+    return tl.sum(count, 0), tl.sum(mass, 0)
+
+
+@triton.jit
+def _negative(bits):
+    """The float at most 0 with these bits but for the sign: larger bits, smaller float."""
+    return -(bits.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _find_floor(
+    logits, best, temperatures, top_ks, top_ps, log_min_ps, floors, vocab, BLOCK: tl.constexpr
+):
+    """The least scaled logit that is kept: the least x such that fewer than top_k tokens, holding less than
+    top_p of the mass of the top_k, are above it."""
+    row = tl.program_id(0).to(tl.int64)
+    own = logits + row * vocab
+    top, temperature = tl.load(best + row), tl.load(temperatures + row)
+    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64)
+    floor = tl.load(log_min_ps + row)
+    limit = tl.where(top_k == 0, vocab, tl.minimum(top_k, vocab))
+    if (temperature > 0.0) and ((limit < vocab) or (top_p < 1.0)):
+        # -inf has the bits 0x7F800000; scaled logits are at most 0.
+        lowest = tl.full((), 0x7F800000, tl.int32)
+        if limit < vocab:
+            low, high = tl.full((), 0, tl.int32), lowest
+            for _ in range(31):
+                middle = low + (high - low) // 2
+                count, _mass = _above(own, top, temperature, _negative(middle), vocab, BLOCK)
+                fits = count < limit
+                low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
+            # `low` fits, `high` does not: the value of the last of top_k.
+            lowest = low
+        count, total = _above(own, top, temperature, _negative(lowest), vocab, BLOCK)
+        last = tl.exp(_negative(lowest)).to(tl.float64)
+        total += (limit - count).to(tl.float64) * last
+        if top_p < 1.0:
+            low, high = tl.full((), 0, tl.int32), lowest + 1
+            for _ in range(31):
+                middle = low + (high - low) // 2
+                count, mass = _above(own, top, temperature, _negative(middle), vocab, BLOCK)
+                fits = mass < top_p * total
+                low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
+            lowest = low
+        floor = tl.maximum(floor, _negative(lowest))
+    tl.store(floors + row, floor)
+
+
+@triton.jit
+def _mixed(state):
+    """SplitMix64's finaliser of uint64."""
+    state = (state ^ (state >> 30)) * _FIRST
+    state = (state ^ (state >> 27)) * _SECOND
+    return state ^ (state >> 31)
+
+
+@triton.jit
+def _draw_in_block(
+    logits, best, floors, temperatures, streams, positions, sums, places, vocab, blocks, BLOCK: tl.constexpr
+):
+    """The best token of BLOCK: its logit over temperature plus noise, and its place."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    exists = token < vocab
+    values = tl.load(logits + row * vocab + token, mask=exists, other=float("-inf"))
+    temperature = tl.load(temperatures + row)
+    score = values.to(tl.float64)
+    if temperature > 0.0:
+        scaled = _scaled(values, tl.load(best + row), temperature)
+        stream = tl.load(streams + row).to(tl.uint64, bitcast=True)
+        position = tl.load(positions + row).to(tl.uint64, bitcast=True)
+        key = _mixed(stream + position * _GOLDEN)
+        bits = _mixed(key + token.to(tl.uint64) * _GOLDEN)
+        # 52 bits and a half: the ends 0 and 1, whose noise is infinite, cannot occur.
+        uniform = ((bits >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+        noise = -tl.log(-tl.log(uniform))
+        score = tl.where(scaled < tl.load(floors + row), float("-inf"), scaled).to(tl.float64) + noise
+    score = tl.where(exists, score, float("-inf"))
+    # Of equals the first.
+    top = tl.max(score, 0)
+    tl.store(sums + row * blocks + block, top)
+    tl.store(places + row * blocks + block, tl.min(tl.where(score == top, token, vocab - 1), 0))
+
+
+@triton.jit
+def _draw_in_row(sums, places, token_ids, blocks, TILE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, TILE)
+    exists = block < blocks
+    score = tl.load(sums + row * blocks + block, mask=exists, other=float("-inf"))
+    place = tl.load(places + row * blocks + block, mask=exists, other=2147483647)
+    top = tl.max(score, 0)
+    token = tl.min(tl.where(exists & (score == top), place, 2147483647), 0)
+    # A row that is not finite has no best token; any will do.
+    tl.store(token_ids + row, tl.where(token == 2147483647, 0, token).to(tl.int64))
