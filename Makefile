@@ -8,6 +8,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that run tests; each computes with one thread.
+JOBS ?= 2
 # Passed to `moebius up` by `make up`, and to pytest by `make test`.
 ARGS ?=
 
@@ -27,7 +29,7 @@ up: $(VENV)/.installed ## serve the demo model here and chat with it (ARGS="--wo
 	@exec $(BIN)/moebius up $(ARGS)
 
 test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup $(ARGS)
 
 test-peers: $(VENV)/.installed-peers ## the same files in llama.cpp: the same text (compiles it: some minutes the first time)
 	$(BIN)/python -m pytest tests/peers $(ARGS)

@@ -15,6 +15,9 @@ from moebius_kernels.operations import OPERATION_NAMES, REFERENCE
 # Packages each of whose modules may have a table `BACKENDS`.
 PROVIDERS = ("moebius_kernels.triton", "moebius_kernels.flashinfer", "moebius_kernels.cuda")
 
+# References that look at what is on the device.
+_WAITING = frozenset({"routed_experts", "paged_attention"})
+
 # Compute capability, major and minor. Never a family: what runs on 10.0 need not run on 12.0.
 Architecture = tuple[int, int]
 
@@ -118,7 +121,13 @@ class Registry:
 def references() -> tuple[Backend, ...]:
     """One for each operation, on every device, in plain PyTorch."""
     return tuple(
-        Backend(name, "reference", getattr(REFERENCE, name), devices=("cpu", "cuda", "meta"))
+        Backend(
+            name,
+            "reference",
+            getattr(REFERENCE, name),
+            devices=("cpu", "cuda", "meta"),
+            capturable=name not in _WAITING,
+        )
         for name in OPERATION_NAMES
     )
 

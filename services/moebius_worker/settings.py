@@ -83,6 +83,12 @@ class WorkerSettings(ServiceSettings):
         description="How keys and values are kept: model (as computed), fp8 or int8, which take about half "
         "of bfloat16 and cost some accuracy (int8 the least).",
     )
+    load_format: str = Field(
+        "auto",
+        pattern="^(auto|dummy(:[a-z0-9_]+)?)$",
+        description="Where weights come from. auto: the checkpoint. dummy, or dummy:FORM (bf16, fp8, nvfp4, "
+        "mxfp4, int4, q4_0, q4_k): random numbers, to measure speed with a config.json alone.",
+    )
     expand_weights: Literal["auto", "yes", "no"] = Field(
         "auto",
         description="Whether quantised weights are expanded to --dtype when they are loaded: faster on a CPU, "

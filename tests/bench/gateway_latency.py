@@ -25,6 +25,8 @@ class Direct:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._call = WorkerStub(channel).Attach()
+        # One write at a time.
+        self._lock = asyncio.Lock()
         self._begun: dict[int, float] = {}
         self._first: dict[int, float] = {}
         self._over: dict[int, asyncio.Event] = {}
@@ -39,8 +41,10 @@ class Direct:
         submit = pb.Submit(handle=handle, token_ids=[5] * 40, max_tokens=TOKENS, sampling=sampling)
         self._over[handle] = asyncio.Event()
         self._begun[handle] = time.perf_counter()
-        await self._call.write(pb.GatewayFrame(submit=submit))
-        await self._over.pop(handle).wait()
+        async with self._lock:
+            await self._call.write(pb.GatewayFrame(submit=submit))
+        await self._over[handle].wait()
+        del self._over[handle]
         return self._first.pop(handle)
 
     async def _read(self) -> None:

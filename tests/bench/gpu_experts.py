@@ -11,12 +11,11 @@ operations at 790 TFLOP/s, whichever is longer.
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -25,7 +24,8 @@ from moebius_kernels.activations import SILU
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.router import Route, topk_softmax
-from moebius_kernels.triton.experts import expert_tiling, tiled_experts
+from moebius_kernels.triton.expert_tiling import Measurement, expert_tiling, read_table, write_table
+from moebius_kernels.triton.experts import shape_of, tiled_experts
 from moebius_kernels.triton.tiling import ExpertTiling, Tiling
 from tests.kernels.triton.matrices import FORMATS, random_matrix
 
@@ -133,25 +133,24 @@ def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling
     found: dict[int, tuple[list[Tiling], list[Tiling]]] = {}
     wide = format in ("bf16", "fp8", "fp8_block", "int8", "q8_0")
     one = tokens_a_slot < 0.1
-    if tokens_a_slot <= 12:
+    if tokens_a_slot <= 5:
         if wide:
-            small = [(64, 128, 4, 3), (32, 128, 2, 4), (16, 128, 1, 5)]
-            small += [(64, 64, 4, 5), (16, 256, 2, 3, 1, 2)] if one else []
+            small = [Tiling(8, 64, 128, 4, 3), Tiling(8, 32, 128, 2, 4), Tiling(8, 16, 128, 1, 5)]
+            small += [Tiling(8, 64, 64, 4, 5), Tiling(8, 16, 256, 2, 3, depth=2)] if one else []
         else:
-            small = [(64, 256, 4, 3), (32, 256, 2, 3)]
-            small += [(64, 128, 4, 4), (16, 256, 2, 4, 1, 2), (32, 128, 2, 4)] if one else [(64, 256, 4, 4)]
-        tiles = [Tiling(8, *some) for some in small]
-        downs = tiles + ([replace(tile, prefetch=True) for tile in tiles[:3]] if tokens_a_slot < 1 else [])
-        found[8] = tiles, downs
-    if 2 < tokens_a_slot <= 32:
-        small = [(32, 128, 2, 4), (64, 128, 4, 3)] if wide else [(32, 256, 2, 3), (16, 256, 1, 3)]
-        tiles = [Tiling(16, *some) for some in small]
-        found[16] = tiles, tiles
-        tiles = [Tiling(32, 32, 128, 2, 3)] + ([] if wide else [Tiling(32, 32, 256, 2, 2)])
-        found[32] = tiles, tiles
-    if tokens_a_slot >= 16:
-        tiles = [Tiling(64, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4), Tiling(64, 64, 128, 4, 3)]
-        found[64] = tiles, tiles
+            small = [Tiling(8, 64, 256, 4, 3), Tiling(8, 64, 256, 4, 3, registers=96), Tiling(8, 32, 256, 2, 3)]
+            small += [Tiling(8, 16, 256, 2, 4, depth=2)] if one else []
+        found[8] = small, small + ([replace(tile, prefetch=True) for tile in small[:3]] if tokens_a_slot < 1 else [])
+    if 2 < tokens_a_slot <= 16:
+        if format == "bf16":
+            small = [Tiling(16, 32, 128, 2, 4), Tiling(16, 64, 128, 4, 3)]
+        else:
+            columns = 128 if wide else 256
+            small = [Tiling(16, 64, columns, 4, 3, parts=2), Tiling(16, 32, columns, 2, 3, parts=2)]
+        found[16] = small, small
+    if 12 <= tokens_a_slot <= 64:
+        small = [Tiling(64, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4)]
+        found[64] = small, small
     if tokens_a_slot >= 64:
         if format == "bf16":
             gates = [Tiling(128, 128, 64, 8, 4), Tiling(128, 128, 64, 8, 3)]
@@ -186,7 +185,7 @@ class Bench:
     tokens: int
     weights: list[ExpertWeights]
     repeats: int
-    log: Path | None
+    measured: list[Measurement] = field(default_factory=list)
 
     def measure(self, tiling: ExpertTiling) -> Found | None:
         shape = SHAPES[self.shape_name]
@@ -197,10 +196,7 @@ class Bench:
         except Exception as problem:
             print(self.shape_name, self.format, self.tokens, short(tiling), str(problem)[-120:], flush=True)
             return None
-        if self.log:
-            record = {"shape": self.shape_name, "format": self.format, "tokens": self.tokens}
-            with self.log.open("a") as file:
-                file.write(json.dumps(record | {"us": us, "error": wrong} | asdict(tiling)) + "\n")
+        self.measured.append(Measurement(shape_of(self.weights[0], shape.top_k), self.tokens, us, tiling))
         return Found(us, wrong, tiling)
 
     def tune(self) -> Found | None:
@@ -235,7 +231,9 @@ def compile_all(args: argparse.Namespace) -> None:
         weights = make(FORMATS[name], small, 1)[0]
         x, route = inputs(small, tokens)
         with contextlib.suppress(Exception):
-            tiling = tiling or expert_tiling(tokens, SHAPES[shape].experts, SHAPES[shape].top_k, weights)
+            if tiling is None:
+                real = replace(shape_of(weights, small.top_k), experts=SHAPES[shape].experts)
+                tiling = expert_tiling(tokens, real)
             tiled_experts(x, route, weights, SILU, tiling)
 
 
@@ -257,6 +255,7 @@ def main() -> None:
     workers = [subprocess.Popen([*command, str(part), parts]) for part in range(int(parts))]
     for worker in workers:
         worker.wait()
+    measured = read_table(args.tune) if args.tune and args.tune.exists() else []
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     for shape_name, name in itertools.product(args.shapes, args.formats):
         shape = SHAPES[shape_name]
@@ -264,9 +263,12 @@ def main() -> None:
         for tokens in args.tokens:
             if time.monotonic() - began > args.seconds:
                 break
-            bench = Bench(shape_name, name, tokens, weights, args.repeats, args.tune)
-            chosen = expert_tiling(tokens, shape.experts, shape.top_k, weights[0])
+            bench = Bench(shape_name, name, tokens, weights, args.repeats)
+            chosen = expert_tiling(tokens, shape_of(weights[0], shape.top_k))
             found = bench.tune() if args.tune else bench.measure(chosen)
+            measured += bench.measured
+            if args.tune:
+                write_table(args.tune, measured)
             if found:
                 least, size = floor(weights[0], shape, tokens)
                 print(

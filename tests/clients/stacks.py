@@ -22,6 +22,13 @@ from tests.ports import free_port
 from tests.stack import stack, until
 from tests.tiny import write_checkpoint, write_tokenizer
 
+# Calls tools, and has reasoned already: a model that says random words would never find the end of that.
+CALLING = (
+    '{% if tools %}<tools>{{ tools | tojson }}</tools> call in <tool_call> with "arguments"\n{% endif %}'
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
 SIM = '{"ttft": 0.002, "itl": 0.001, "answer_tokens": 24}'
 
 
@@ -60,6 +67,12 @@ def _chatty_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
+def _checkpoint(folder: Path) -> Path:
+    write_checkpoint(folder)
+    (folder / "chat_template.jinja").write_text(CALLING)
+    return folder
+
+
 @asynccontextmanager
 async def scripted(folder: Path) -> AsyncIterator[str]:
     """A worker that says what is scripted."""
@@ -76,8 +89,7 @@ async def scripted(folder: Path) -> AsyncIterator[str]:
 @asynccontextmanager
 async def sim(folder: Path) -> AsyncIterator[str]:
     """A simulated engine: it keeps to grammars, and says random words."""
-    checkpoint = write_checkpoint(folder / "tiny")
-    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+    checkpoint = _checkpoint(folder / "tiny")
     worker = f"127.0.0.1:{free_port()}"
     flags = ("--engine", "sim", "--sim", SIM, "--model", str(checkpoint), "--listen", worker)
     async with child("moebius_worker", *flags), gateway(worker) as url:
@@ -87,8 +99,7 @@ async def sim(folder: Path) -> AsyncIterator[str]:
 @asynccontextmanager
 async def real(folder: Path) -> AsyncIterator[str]:
     """`moebius up` with a small random MoE that is really computed."""
-    checkpoint = write_checkpoint(folder / "tiny")
-    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+    checkpoint = _checkpoint(folder / "tiny")
     async with stack(checkpoint, folder / "state", workers=1) as running:
         yield running.url
 

@@ -145,7 +145,6 @@ async def test_a_template_that_loops_for_ever_is_ended_and_holds_up_nobody(
 ) -> None:
     monkeypatch.setattr(text_model, "TEMPLATE_SECONDS", 0.3)
     model = TextModel(chatty_files() | {"chat_template.jinja": LOOP.encode()})
-    # More than there are threads: one that was not ended would keep the others from beginning.
     looping = [asyncio.create_task(model.encode_chat(conversation())) for _ in range(12)]
     longest, begun = 0.0, time.monotonic()
     while not all(task.done() for task in looping):
@@ -156,7 +155,7 @@ async def test_a_template_that_loops_for_ever_is_ended_and_holds_up_nobody(
         with pytest.raises(PromptError, match=r"longer than 0\.3 seconds"):
             await task
     assert longest < 0.25, "the event loop was held up"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 2
     monkeypatch.setattr(text_model, "TEMPLATE_SECONDS", 10.0)
     other = TextModel(chatty_files())
     assert (await asyncio.wait_for(other.encode_chat(conversation()), 2)).ids

@@ -39,7 +39,7 @@ def packed_format(format: Format) -> Format | None:
 
 
 def pack(matrix: StoredMatrix) -> StoredMatrix:
-    """The same numbers in the form that kernels read; the matrix itself if it is in one or there is none."""
+    """The numbers in the form that kernels read, rounded only as `Planes` says; the matrix itself if it is in one or there is none."""
     target = packed_format(matrix.format)
     if target is None or target == matrix.format:
         return matrix
@@ -86,12 +86,11 @@ def _mxfp4(data: torch.Tensor) -> Parts:
     return {"data": to_words(pack_nibbles(fields(data[..., 1:], 16, NIBBLES))), "scale": data[..., :1]}
 
 
-def _legacy(data: torch.Tensor, *, bits: int, scale_bytes: int) -> Parts:
+def _legacy(data: torch.Tensor, *, bits: int, minimum: bool) -> Parts:
     """Q4_1, Q5_0, Q5_1 and IQ4_NL: factor, perhaps minimum, perhaps fifth bits, nibbles."""
-    parts = {
-        "low": pack_plane(fields(data[..., -16:], 16, NIBBLES), 4),
-        "scale": data[..., :scale_bytes].contiguous(),
-    }
+    parts = {"low": pack_plane(fields(data[..., -16:], 16, NIBBLES), 4), "scale": data[..., :2].contiguous()}
+    if minimum:
+        parts["scale"] = _centred(_half(data, 0), _half(data, 2), bits)
     if bits == 5:
         parts["high"] = pack_plane(fields(data[..., -20:-16], 1, BITS), 1)
     return parts
@@ -108,7 +107,7 @@ def _q3_k(data: torch.Tensor) -> Parts:
         "low": pack_plane(fields(data[..., 32:96], 32, CRUMBS), 2),
         "high": pack_plane(fields(data[..., :32], 32, BITS), 1),
         "scale": (low | high << 4).to(torch.int8) - 32,
-        "super": _wide(data[..., 108:110]),
+        "super": _half(data, 108),
     }
 
 
@@ -116,8 +115,7 @@ def _q45_k(data: torch.Tensor, *, bits: int) -> Parts:
     factors, minima = factors_and_minima(data[..., 4:16])
     parts = {
         "low": pack_plane(fields(data[..., -128:], 32, NIBBLES), 4),
-        "scale": torch.stack((factors, minima), -1).to(torch.uint8).flatten(-2),
-        "super": data[..., :4].contiguous(),
+        "scale": _centred(_half(data, 0) * factors, _half(data, 2) * -minima, bits),
     }
     if bits == 5:
         parts["high"] = pack_plane(fields(data[..., 16:48], 32, BITS), 1)
@@ -129,7 +127,7 @@ def _q6_k(data: torch.Tensor) -> Parts:
         "low": pack_plane(fields(data[..., :128], 64, NIBBLES), 4),
         "high": pack_plane(fields(data[..., 128:192], 32, CRUMBS), 2),
         "scale": data[..., 192:208],
-        "super": _wide(data[..., 208:210]),
+        "super": _half(data, 208),
     }
 
 
@@ -138,12 +136,19 @@ def _iq4_xs(data: torch.Tensor) -> Parts:
     return {
         "low": pack_plane(fields(data[..., 8:], 16, NIBBLES), 4),
         "scale": (low | high << 4).to(torch.int8) - 32,
-        "super": _wide(data[..., :2]),
+        "super": _half(data, 0),
     }
 
 
-def _wide(half: torch.Tensor) -> torch.Tensor:
-    return half.contiguous().view(torch.float16).float()
+def _centred(factor: torch.Tensor, minimum: torch.Tensor, bits: int) -> torch.Tensor:
+    """Factors and offsets of codes minus half their range, alternating."""
+    offset = minimum + (1 << bits - 1) * factor
+    return torch.stack((factor, offset), -1).flatten(-2).bfloat16()
+
+
+def _half(data: torch.Tensor, start: int) -> torch.Tensor:
+    """fp32 [..., 1] of the fp16 at byte `start`."""
+    return data[..., start : start + 2].contiguous().view(torch.float16).float()
 
 
 _Packer = tuple[Format, Callable[..., Parts]]
@@ -152,17 +157,17 @@ _PACKERS: Mapping[Type, _Packer] = MappingProxyType(
         Type.Q4_0: (IntGroup(4, 32, False, torch.float16), _q4_0),
         Type.Q8_0: (IntGroup(8, 32, False, torch.float16), _q8_0),
         Type.MXFP4: (E2m1Words(Mxfp4()), _mxfp4),
-        Type.Q4_1: (Planes("q4_1", 4, 0, 32, "pair"), partial(_legacy, bits=4, scale_bytes=4)),
-        Type.Q5_0: (Planes("q5_0", 4, 1, 32, "number"), partial(_legacy, bits=5, scale_bytes=2)),
-        Type.Q5_1: (Planes("q5_1", 4, 1, 32, "pair"), partial(_legacy, bits=5, scale_bytes=4)),
+        Type.Q4_1: (Planes("q4_1", 4, 0, 32, "centred"), partial(_legacy, bits=4, minimum=True)),
+        Type.Q5_0: (Planes("q5_0", 4, 1, 32, "number"), partial(_legacy, bits=5, minimum=False)),
+        Type.Q5_1: (Planes("q5_1", 4, 1, 32, "centred"), partial(_legacy, bits=5, minimum=True)),
         Type.IQ4_NL: (
             Planes("iq4_nl", 4, 0, 32, "number", table=True),
-            partial(_legacy, bits=4, scale_bytes=2),
+            partial(_legacy, bits=4, minimum=False),
         ),
         Type.Q2_K: (Planes("q2_k", 2, 0, 16, "super_nibble"), _q2_k),
         Type.Q3_K: (Planes("q3_k", 2, 1, 16, "super"), _q3_k),
-        Type.Q4_K: (Planes("q4_k", 4, 0, 32, "super_pair"), partial(_q45_k, bits=4)),
-        Type.Q5_K: (Planes("q5_k", 4, 1, 32, "super_pair"), partial(_q45_k, bits=5)),
+        Type.Q4_K: (Planes("q4_k", 4, 0, 32, "centred"), partial(_q45_k, bits=4)),
+        Type.Q5_K: (Planes("q5_k", 4, 1, 32, "centred"), partial(_q45_k, bits=5)),
         Type.Q6_K: (Planes("q6_k", 4, 2, 16, "super"), _q6_k),
         Type.IQ4_XS: (Planes("iq4_xs", 4, 0, 32, "super", table=True), _iq4_xs),
     }

@@ -1,8 +1,7 @@
 """Codes of few bits in planes, with the scales apart: ggml's types as kernels like to read them.
 
 A ggml block has everything of its 32 or 256 columns side by side, at odd addresses. Here each component is a
-matrix of its own, so that a row's codes can be read 16 bytes at a time. Nothing is rounded, and of the
-types there are here none is more than 6% larger.
+matrix of its own, so that a row's codes can be read 16 bytes at a time.
 """
 
 from collections.abc import Mapping
@@ -28,14 +27,14 @@ class Planes:
 
     `scales` says what the factors are:
     - "number": `scale` fp16 [R, C/group].
-    - "pair": `scale` fp16 [R, 2 C/group], factor and minimum alternate.
+    - "centred": `scale` bf16 [R, 2 C/group], factor and offset alternate.
     - "super": `scale` int8 [R, C/group], times `super` fp32 [R, C/256].
-    - "super_pair": `scale` uint8 [R, 2 C/group], factor and minimum alternate, times `super` fp16
-      [R, 2 C/256], one for factors and one for minima, which are subtracted.
-    - "super_nibble": the same with factor and minimum in the low and high nibble of `scale` uint8 [R, C/group].
+    - "super_nibble": `scale` uint8 [R, C/group], factor and minimum in its low and high nibble, times `super`
+      fp16 [R, 2 C/256], one for factors and one for minima, which are subtracted.
 
-    Value: code * factor + minimum where there are minima, else (code - half the range) * factor, or
-    IQ4_NL[code] * factor if `table`.
+    Value: (code - half the range) * factor, plus the offset if there are any; with minima code * factor -
+    minimum; IQ4_NL[code] * factor if `table`. The bf16 factors and offsets are rounded from what the files
+    have, which kernels would do anyway, before each product of bf16 numbers; all else is exact.
     """
 
     type: str
@@ -64,49 +63,45 @@ class Planes:
         codes = unpack_plane(parts["low"], self.low_bits)
         if self.high_bits:
             codes = codes | unpack_plane(parts["high"], self.high_bits) << self.low_bits
-        factor, minimum = _factors(parts, self.scales, columns, self.group)
+        half = 1 << self.low_bits + self.high_bits - 1
+        factor, offset = _factors(parts, self.scales, columns, self.group, half)
         factor = spread(factor, self.group, columns)
-        if minimum is not None:
-            return codes.float() * factor + spread(minimum, self.group, columns)
         if self.table:
             return torch.tensor(IQ4_NL, dtype=torch.float32, device=codes.device)[codes.long()] * factor
-        return (codes.float() - (1 << self.low_bits + self.high_bits - 1)) * factor
+        value = (codes.float() - half) * factor
+        return value if offset is None else value + spread(offset, self.group, columns)
 
 
 def _scale_components(scales: str, group: int) -> Mapping[str, Component]:
     match scales:
         case "number":
             return {"scale": Component(torch.float16, columns_per=group)}
-        case "pair":
-            return {"scale": Component(torch.float16, columns_per=group, items=2)}
+        case "centred":
+            return {"scale": Component(torch.bfloat16, columns_per=group, items=2)}
         case "super":
             factor = Component(torch.int8, columns_per=group)
             return {"scale": factor, "super": Component(torch.float32, columns_per=_SUPER)}
     super_pair = Component(torch.float16, columns_per=_SUPER, items=2)
-    items = 2 if scales == "super_pair" else 1
-    return {"scale": Component(torch.uint8, columns_per=group, items=items), "super": super_pair}
+    return {"scale": Component(torch.uint8, columns_per=group), "super": super_pair}
 
 
 def _factors(
-    parts: Mapping[str, torch.Tensor], scales: str, columns: int, group: int
+    parts: Mapping[str, torch.Tensor], scales: str, columns: int, group: int, half: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """fp32 [..., C/group]: factors, and minima if there are any."""
+    """fp32 [..., C/group]: factors, and offsets of codes minus `half` if there are any."""
     scale = parts["scale"]
     match scales:
         case "number":
             return scale.float(), None
-        case "pair":
+        case "centred":
             return scale[..., 0::2].float(), scale[..., 1::2].float()
-    wide = parts["super"].float()
     groups = columns // group
+    wide = parts["super"].float()
     if scales == "super":
         return scale.float() * spread(wide, _SUPER // group, groups), None
-    if scales == "super_pair":
-        factor, minimum = scale[..., 0::2], scale[..., 1::2]
-    else:
-        factor, minimum = scale & 15, scale >> 4
-    factor_super, minimum_super = (spread(wide[..., i::2], _SUPER // group, groups) for i in range(2))
-    return factor.float() * factor_super, minimum.float() * -minimum_super
+    of_factors, of_minima = (spread(wide[..., i::2], _SUPER // group, groups) for i in range(2))
+    factor = (scale & 15).float() * of_factors
+    return factor, half * factor - (scale >> 4).float() * of_minima
 
 
 def _shifts(bits: int, device: torch.device) -> torch.Tensor:

@@ -16,13 +16,17 @@ def slots_of(table, key, seen, PAGE: tl.constexpr):
 
 
 @triton.jit
-def capped(scores, scale, softcap, SOFTCAP: tl.constexpr):
-    """Products of queries and keys as scores in units of log 2."""
-    scores = scores * scale
+def in_log2(scale, SOFTCAP: tl.constexpr):
+    """What `capped` products of queries and keys are multiplied by to be scores in units of log 2."""
+    return _LOG2_E if SOFTCAP else scale * _LOG2_E
+
+
+@triton.jit
+def capped(products, scale, softcap, SOFTCAP: tl.constexpr):
     if SOFTCAP:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1), which needs no tanh of the hardware and overflows to the right ends.
-        scores = softcap - 2.0 * softcap / (tl.exp2(scores * (2.0 * _LOG2_E) / softcap) + 1.0)
-    return scores * _LOG2_E
+        products = softcap - 2.0 * softcap / (tl.exp2(products * (scale * 2.0 * _LOG2_E / softcap)) + 1.0)
+    return products
 
 
 @triton.jit
@@ -34,7 +38,8 @@ def attend_tile(
 ):  # fmt: skip
     """Takes N keys and their values, at `rows` int64 [N] where `seen`, into the running softmax of M queries.
 
-    q0 [M, K0] and q1 [M, K1], sums of values [M, V0] and [M, V1], largest score and sum of weights [M].
+    q0 [M, K0] and q1 [M, K1], sums of values [M, V0] and [M, V1], largest score (before `in_log2`, whose factor
+    is positive) and sum of weights [M].
     `visible` [M, N] or [1, N], looked at if MASKED. REUSE: the values are the numbers of the keys' first tile.
     """
     dtype: tl.constexpr = q0.dtype
@@ -54,8 +59,11 @@ def attend_tile(
         shift = tl.where(top == float("-inf"), 0.0, top)
     else:
         shift = top
-    weights = tl.exp2(scores - shift[:, None])
-    fade = tl.exp2(largest - shift)
+    factor = in_log2(scale, SOFTCAP)
+    shift = shift * factor
+    # One fused operation a score.
+    weights = tl.exp2(scores * factor - shift[:, None])
+    fade = tl.exp2(largest * factor - shift)
     total = total * fade + tl.sum(weights, 1)
     if FORMAT == FP8:
         weights = weights * tl.load(value_scales + rows, mask=seen, other=0.0)[None, :]

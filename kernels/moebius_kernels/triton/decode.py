@@ -66,7 +66,7 @@ def is_e2m1(code: str) -> bool:
 
 @triton.constexpr_function
 def is_affine(scales: str) -> bool:
-    return scales in ("zero", "pair", "super_pair", "super_nibble")
+    return scales in ("zero", "centred", "super_nibble")
 
 
 def _assemblies() -> dict[tuple[str, bool], str]:
@@ -207,10 +207,10 @@ def _factors(
         number = _load(scale, row, at, WIDTH, GROUPS, EVEN, "").to(tl.float32)
         zero = _load(extra, row, at, WIDTH, GROUPS, EVEN, "").to(tl.float32)
         offset = (HALF - zero) * number
-    elif SCALES == "pair":
-        raw = _load(scale, row, at, WIDTH, GROUPS, EVEN, "")
-        number = _half(raw)
-        offset = _half(raw >> 16) + HALF * number
+    elif SCALES == "centred":
+        pair = _load(scale, row, at, WIDTH, GROUPS, EVEN, "")
+        number = (pair << 16).to(tl.float32, bitcast=True)
+        offset = (pair & -65536).to(tl.float32, bitcast=True)
     else:
         raw = _load(scale, row, at, WIDTH, GROUPS, EVEN, "")
         SUPERS: tl.constexpr = COLUMNS // _SUPER if _SUPER < COLUMNS else 1
@@ -220,12 +220,9 @@ def _factors(
             number = raw.to(tl.float32) * wide
             offset = number
         else:
-            bits = raw.to(tl.int32)
-            PLACE: tl.constexpr = 8 if SCALES == "super_pair" else 4
-            factor = bits & ((1 << PLACE) - 1)
-            minimum = (bits >> PLACE) & ((1 << PLACE) - 1)
-            number = factor.to(tl.float32) * _half(wide)
-            offset = HALF * number - minimum.to(tl.float32) * _half(wide >> 16)
+            nibbles = raw.to(tl.int32)
+            number = (nibbles & 15).to(tl.float32) * _half(wide)
+            offset = HALF * number - ((nibbles >> 4) & 15).to(tl.float32) * _half(wide >> 16)
     return number, offset
 
 

@@ -12,6 +12,7 @@ from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.launch import launch
 from moebius_kernels.triton.attention_scores import (
     attend_tile,
+    in_log2,
     load_queries,
     slots_of,
     store_output,
@@ -37,13 +38,19 @@ class DecodeTiling:
     programs: int = 528
 
 
-def decode_tiling(shared: int, key_dim: int, itemsize: int) -> DecodeTiling:
-    """`shared`: query heads of a KV head."""
-    if key_dim > 256:
-        heads = min(64, max(16, power_of_two(shared)))
-        return DecodeTiling(heads, 32 if itemsize == 2 else 16, 8 if heads == 64 else 4, 2)
+def decode_tiling(shared: int, key_dim: int, itemsize: int, requests: int) -> DecodeTiling:
+    """What was fastest on an H200. `shared`: query heads of a KV head."""
     heads = min(32, max(16, power_of_two(shared)))
-    return DecodeTiling(heads, 64 if key_dim <= 128 else 32, 4, 3 if itemsize == 2 else 2)
+    if itemsize == 4:
+        return DecodeTiling(heads, 32 if key_dim <= 128 else 16, 4, 2)
+    if key_dim > 256:
+        # Many requests with many heads: products decide, and 64 rows make the most of tensor cores.
+        if shared >= 64 and requests >= 8:
+            return DecodeTiling(64, 64, 8, 3, 256, 132)
+        return DecodeTiling(16, 32, 4, 3)
+    if key_dim > 128:
+        return DecodeTiling(heads, 64, 4, 3)
+    return DecodeTiling(heads, 128, 4, 3)
 
 
 def decode_attention(
@@ -60,7 +67,7 @@ def decode_attention(
     keys, values = kv_pages.keys, kv_pages.values or kv_pages.keys
     heads, kv_heads = q.shape[1], kv_pages.kv_heads
     shared = heads // kv_heads
-    tiling = tiling or decode_tiling(shared, keys.dim, q.dtype.itemsize)
+    tiling = tiling or decode_tiling(shared, keys.dim, q.dtype.itemsize, plan.num_decodes)
     blocks = triton.cdiv(shared, tiling.heads)
     groups = plan.num_decodes * kv_heads * blocks
     if groups == 0:
@@ -81,7 +88,8 @@ def decode_attention(
         WINDOW=plan.window or 0, FORMAT=FORMAT_CODES[keys.format], SINKS=sinks is not None, SOFTCAP=softcap is not None,
         REUSE=kv_pages.values is None and v1 == 0 and v0 == k0 == kv_pages.value_dim,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        M=tiling.heads, N=tiling.keys, LEAST=tiling.least, SPLIT=splits > 1, STAGES=tiling.stages,
+        M=tiling.heads, N=tiling.keys, LEAST=tiling.least, SPLIT=splits > 1,
+        TOGETHER=max(1, min(8, (tiling.warps * 2048) // (tiling.heads * v0))), STAGES=tiling.stages,
         num_warps=tiling.warps, **overlapping(q),
     )  # fmt: skip
 
@@ -95,7 +103,7 @@ def _decode(
     VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, FORMAT: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr,
     REUSE: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, LEAST: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, LEAST: tl.constexpr, SPLIT: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One split of the keys of one request and KV head, for M of its query heads. The last of the splits that
     have keys puts their results together."""
@@ -107,10 +115,9 @@ def _decode(
     own = (group % BLOCKS) * M + tl.arange(0, M)
     exists = own < SHARED
     head = kv_head * SHARED + own
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+    # The plan was there before the launch that this one may overlap with.
     keys = tl.load(num_keys + request)
+    row = tl.load(first_rows + request).to(tl.int64)
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(0, keys - WINDOW)
@@ -119,7 +126,9 @@ def _decode(
     splits = tl.maximum(1, tl.cdiv(length, share))
     if split >= splits:
         return
-    row = tl.load(first_rows + request).to(tl.int64)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     queries = q + row * q_row + head * q_head
     q0 = load_queries(queries, exists, KEY_DIM, 0, K0)
     fault = tl.sum(q0.to(tl.float32) * 0.0, 1)
@@ -144,6 +153,7 @@ def _decode(
             KEY_DIM, K0, K1, VALUE_ROW, V0, V1, FORMAT, SOFTCAP, True, REUSE, PRECISION,
         )  # fmt: skip
 
+    largest = largest * in_log2(scale, SOFTCAP)
     last_here = splits <= 1
     if SPLIT and splits > 1:
         WIDTH: tl.constexpr = V0 + V1 + 4
@@ -166,18 +176,24 @@ def _decode(
             total = tl.zeros((M,), tl.float32)
             sums0 = tl.zeros((M, V0), tl.float32)
             sums1 = sums0 if V1 == 0 else tl.zeros((M, V1 if V1 > 0 else 16), tl.float32)
-            for other in tl.range(0, splits, num_stages=3 if M * V0 <= 4096 else 1):
-                theirs = at + other * (M * WIDTH)
-                high = tl.load(theirs + (V0 + V1), mask=exists, other=0.0, cache_modifier=".cg")
-                part = tl.load(theirs + (V0 + V1 + 1), mask=exists, other=0.0, cache_modifier=".cg")
-                top = tl.maximum(largest, high)
-                fade, weight = tl.exp2(largest - top), tl.exp2(high - top)
-                total = total * fade + part * weight
-                values = tl.load(theirs[:, None] + column[None, :], mask=exists[:, None], other=0.0, cache_modifier=".cg")
-                sums0 = sums0 * fade[:, None] + values * weight[:, None]
+            # As many splits at a time as there are registers for: their loads are under way together.
+            for other in range(0, splits, TOGETHER):
+                index = other + tl.arange(0, TOGETHER)
+                theirs = at[None, :] + index[:, None] * (M * WIDTH)
+                known = (index < splits)[:, None] & exists[None, :]
+                high = tl.load(theirs + (V0 + V1), mask=known, other=float("-inf"), cache_modifier=".cg")
+                part = tl.load(theirs + (V0 + V1 + 1), mask=known, other=0.0, cache_modifier=".cg")
+                values = theirs[:, :, None] + column[None, None, :]
+                values = tl.load(values, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
+                top = tl.maximum(largest, tl.max(high, 0))
+                shift = tl.where(top == float("-inf"), 0.0, top)
+                fade, weight = tl.exp2(largest - shift), tl.exp2(high - shift[None, :])
+                total = total * fade + tl.sum(part * weight, 0)
+                sums0 = sums0 * fade[:, None] + tl.sum(values * weight[:, :, None], 0)
                 if V1 > 0:
-                    values1 = tl.load(theirs[:, None] + more[None, :], mask=exists[:, None], other=0.0, cache_modifier=".cg")
-                    sums1 = sums1 * fade[:, None] + values1 * weight[:, None]
+                    values1 = theirs[:, :, None] + more[None, None, :]
+                    values1 = tl.load(values1, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
+                    sums1 = sums1 * fade[:, None] + tl.sum(values1 * weight[:, :, None], 0)
                 largest = top
     if last_here:
         if SINKS:

@@ -13,8 +13,9 @@ from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.launch import launch
 from moebius_kernels.router import Route
 from moebius_kernels.triton.align import align, most_tiles
-from moebius_kernels.triton.gemm import Gated, Routing, dependent_launch, gemm
-from moebius_kernels.triton.tiling import ExpertTiling, Tiling
+from moebius_kernels.triton.expert_tiling import ExpertShape, expert_tiling
+from moebius_kernels.triton.gemm import Gated, Routing, dependent_launch, gemm, layout_for
+from moebius_kernels.triton.tiling import ExpertTiling
 
 _FEW_PAIRS = 128
 
@@ -24,14 +25,17 @@ def routed_experts(
 ) -> torch.Tensor:
     """As the reference; x bf16."""
     tokens, top_k = route.experts.shape
-    tiling = expert_tiling(tokens, weights.num_slots, top_k, weights)
+    if not tokens:
+        return torch.empty_like(x)
+    tiling = expert_tiling(tokens, shape_of(weights, top_k))
     return tiled_experts(x, route, weights, activation, tiling)
 
 
-def expert_tiling(tokens: int, num_experts: int, top_k: int, weights: ExpertWeights) -> ExpertTiling:
-    if tokens * top_k < 16 * num_experts:
-        return ExpertTiling(Tiling(8, 64, 128), Tiling(8, 64, 128))
-    return ExpertTiling(Tiling(64, 64, 64, stages=3), Tiling(64, 128, 64, stages=3))
+def shape_of(weights: ExpertWeights, top_k: int) -> ExpertShape:
+    """Raises ValueError for forms that kernels do not read."""
+    _, hidden, inner = weights.down.shape
+    codes = layout_for(weights.gate_up[0]).code, layout_for(weights.down).code
+    return ExpertShape(*codes, weights.num_slots, top_k, hidden, inner)
 
 
 def tiled_experts(
@@ -40,8 +44,6 @@ def tiled_experts(
     tokens, hidden = x.shape
     top_k = route.experts.shape[1]
     pairs = tokens * top_k
-    if not pairs:
-        return torch.zeros_like(x)
     experts = route.experts.contiguous()
     x = x.contiguous()
     routing = _routing(experts, weights, tiling.gate_up.tokens)

@@ -56,7 +56,7 @@ def gated_delta_rule(
         queries, keys, from_state = (v.new_empty(tokens, heads, key_dim) for _ in range(3))
         fresh, attention = torch.empty_like(output), v.new_empty(chunks, heads, CHUNK_ROWS, CHUNK_ROWS)
         decays = torch.empty(chunks, heads, dtype=torch.float32, device=v.device)
-        precision = "ieee" if v.dtype == torch.float32 else "tf32"
+        precision, stages = ("ieee", 1) if v.dtype == torch.float32 else ("tf32", 2)
         launch(
             _prepare,
             (chunks, heads),
@@ -68,7 +68,7 @@ def gated_delta_rule(
             _pass_states,
             (heads, triton.cdiv(value_dim, width), len(plan.segments)),
             queries, keys, from_state, fresh, attention, decays, states, output, plan.spans,
-            **dims, VALUES=width, CHUNK=CHUNK_ROWS, PRECISION=precision, num_warps=4, **overlapping(v),
+            **dims, VALUES=width, CHUNK=CHUNK_ROWS, PRECISION=precision, num_warps=4, num_stages=stages, **overlapping(v),
         )  # fmt: skip
     return output
 

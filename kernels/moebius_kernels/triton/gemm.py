@@ -88,9 +88,9 @@ def gemm(
         ACTIVATION=name, LIMIT=limit, ALPHA=alpha,
         ROUTING=routing.mode, PAIRS=triton.next_power_of_2(routing.pairs) if routing.mode == "group" else 1,
         SLOTS=routing.slots is not None, PAIRS_OF_X=routing.pairs_of_x,
-        TOKENS=tiling.tokens, ROWS=tiling.rows, COLUMNS=tiling.columns, SPLITS=tiling.splits,
+        TOKENS=tiling.tokens // tiling.parts, PARTS=tiling.parts, ROWS=tiling.rows, COLUMNS=tiling.columns, SPLITS=tiling.splits,
         DEPTH=tiling.depth,        SWAP=tiling.swap, POLICY="evict_first" if stream else "", ASM=not interpreted(), PDL=pdl, PREFETCH=tiling.prefetch,
-        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
+        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers or None, launch_pdl=pdl,
     )  # fmt: skip
 
 

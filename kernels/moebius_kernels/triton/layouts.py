@@ -46,9 +46,8 @@ class Layout:
 
 _PLANE_SCALES = {
     "number": torch.float16,
-    "pair": torch.int32,
+    "centred": torch.int32,
     "super": torch.int8,
-    "super_pair": torch.int16,
     "super_nibble": torch.uint8,
 }
 _PLANE_HIGH = {1: torch.uint8, 2: torch.int16}

@@ -12,6 +12,7 @@ from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.launch import launch
 from moebius_kernels.triton.attention_scores import (
     attend_tile,
+    in_log2,
     load_queries,
     slots_of,
     store_output,
@@ -33,14 +34,15 @@ class PrefillTiling:
     stages: int
 
 
-def prefill_tiling(key_dim: int, itemsize: int) -> PrefillTiling:
+def prefill_tiling(key_dim: int, itemsize: int, windowed: bool) -> PrefillTiling:
+    """What was fastest on an H200 with prompts of 8192 tokens."""
     if itemsize == 4:
         return PrefillTiling(32, 32 if key_dim <= 256 else 16, 4, 2)
     if key_dim <= 64:
-        return PrefillTiling(128, 64, 4, 3)
+        return PrefillTiling(64 if windowed else 128, 64, 4, 3)
     if key_dim <= 128:
-        return PrefillTiling(128, 64, 8, 3)
-    return PrefillTiling(128, 64, 8, 2) if key_dim <= 256 else PrefillTiling(64, 32, 8, 2)
+        return PrefillTiling(128, 128, 8, 3)
+    return PrefillTiling(128, 64, 8, 3) if key_dim <= 256 else PrefillTiling(64, 64, 8, 2)
 
 
 def prefill_attention(
@@ -56,7 +58,7 @@ def prefill_attention(
     """Writes the rows of the plan's tiles to `output` [T, heads, Dv]."""
     keys, values = kv_pages.keys, kv_pages.values or kv_pages.keys
     heads = q.shape[1]
-    tiling = tiling or prefill_tiling(keys.dim, q.dtype.itemsize)
+    tiling = tiling or prefill_tiling(keys.dim, q.dtype.itemsize, plan.window is not None)
     parts = TILE_ROWS // tiling.rows
     k0, k1 = widths(keys.dim)
     v0, v1 = widths(kv_pages.value_dim)
@@ -154,7 +156,7 @@ def _prefill(
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * _LOG2_E
-        largest, total, fade = with_sinks(largest, total, tl.broadcast_to(sink, (M,)))
+        largest, total, fade = with_sinks(largest * in_log2(scale, SOFTCAP), total, tl.broadcast_to(sink, (M,)))
         sums0 = sums0 * fade[:, None]
         if V1 > 0:
             sums1 = sums1 * fade[:, None]

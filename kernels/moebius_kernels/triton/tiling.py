@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """A program's tile: at most `tokens` rows of x by `rows` of the matrix, `columns` at a time, shared by
-    `splits` programs, and in a program by `depth` groups of warps. `swap`: the matrix is the side of the tensor cores' product that has 16 rows or 64, so
+    `splits` programs, and in a program by `depth` groups of warps. The tokens may be in two `parts`, products of
+    their own with the same numbers of the matrix. `registers`: the most that a thread may have, 0 for any. `swap`: the matrix is the side of the tensor cores' product that has 16 rows or 64, so
     that 8 tokens fill the other. `prefetch`: of a kernel to whose predecessor only x is owed, here that of
     down: it fetches codes into the L2 while its predecessor ends."""
 
@@ -17,6 +18,8 @@ class Tiling:
     stages: int = 4
     splits: int = 1
     depth: int = 1
+    parts: int = 1
+    registers: int = 0
     swap: bool = True
     prefetch: bool = False
 

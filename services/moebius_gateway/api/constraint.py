@@ -56,6 +56,7 @@ def _constraint(request: GenerationRequest, prompt: EncodedPrompt, text: TextMod
             text.special_tokens,
             demands,
             in_reasoning=prompt.in_reasoning,
+            reasoned=prompt.reasoned,
         )
     except UnsupportedError as error:
         raise invalid(str(error), error.param) from error

@@ -34,16 +34,21 @@ class Demands:
 
 
 def answer_grammar(
-    spec: ParserSpec, special_tokens: Mapping[str, int], demands: Demands, *, in_reasoning: bool
+    spec: ParserSpec,
+    special_tokens: Mapping[str, int],
+    demands: Demands,
+    *,
+    in_reasoning: bool,
+    reasoned: bool = False,
 ) -> str:
-    """Raises `UnsupportedError`. `in_reasoning`: the prompt ends inside of reasoning."""
+    """Raises `UnsupportedError`. The prompt ends inside (`in_reasoning`) or behind (`reasoned`) reasoning."""
     harmony = spec is HARMONY
     writer = LarkWriter(special_tokens, gaps=not harmony)
     # After a call harmony's models stop.
     demands = replace(demands, one_call=True) if harmony else demands
     body = _body(writer, spec, demands)
     reasoning = _reasoning(writer, spec, demands.reasoning_budget, in_reasoning=in_reasoning)
-    if not reasoning:
+    if not reasoning or reasoned:
         return writer.written(body)
     between = writer.literal(HARMONY_BETWEEN) if harmony else writer.gap
     thought = f"{reasoning} {between}"

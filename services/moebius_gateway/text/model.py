@@ -11,16 +11,16 @@ from tokenizers import Tokenizer
 from moebius_gateway.text.assembler import AnswerAssembler
 from moebius_gateway.text.conversation import Conversation, Tool
 from moebius_gateway.text.errors import PromptError, TextError
-from moebius_gateway.text.parsing.registry import by_name, detect, opens_reasoning, spelt_tokens
+from moebius_gateway.text.parsing.registry import by_name, detect, ends_reasoning, opens_reasoning, spelt_tokens
 from moebius_gateway.text.parsing.spec import Channel, ParserSpec
 from moebius_gateway.text.parsing.stream import parser_for
 from moebius_gateway.text.template import ChatTemplate
-from moebius_gateway.text.time_limit import within
+from moebius_gateway.text.time_limit import stoppable
 from moebius_gateway.text.token_bytes import TokenBytes
 
 # Up to so many characters (a few milliseconds) a request's text is tokenized on the event loop.
 INLINE_CHARACTERS = 4096
-# Seconds that a chat template, which comes with the checkpoint and may loop for ever, and the tokenizer get.
+# Seconds that a chat template, which comes with the checkpoint and may loop for ever, gets.
 TEMPLATE_SECONDS = 10.0
 
 
@@ -40,19 +40,21 @@ class EncodedPrompt:
     """Token ids, and what reading the answer needs to know.
 
     `chat`: the answer has a format, and is not just text. `in_reasoning`: the prompt ends inside of
-    reasoning. `tools`: those that were offered.
+    reasoning. `reasoned`: it ends behind it, and nothing is left but the answer. `tools`: those that were
+    offered.
     """
 
     ids: tuple[int, ...]
     chat: bool = False
     in_reasoning: bool = False
+    reasoned: bool = False
     tools: tuple[Tool, ...] = ()
 
 
 class TextModel:
     """Tokenizer, chat template, answer format and sampling defaults of a model.
 
-    Immutable; can be used from any thread.
+    `encode_chat` belongs to one event loop; all else can be used from any thread.
     """
 
     def __init__(self, files: Mapping[str, bytes], family: str | None = None) -> None:
@@ -74,17 +76,35 @@ class TextModel:
         self.special_tokens = self.token_bytes.special()
         source = _template_source(files, config)
         self._template = None if source is None else ChatTemplate(source, _special_tokens(config))
+        self._rendering = asyncio.Lock()
         self.spec = by_name(family) if family else detect(source or "", {}, self.special_tokens)
         self._chat_bytes = TokenBytes(self._tokenizer, spelt_tokens(self.spec, self.special_tokens))
         self.defaults = _sampling_defaults(_json_object(files, "generation_config.json"))
 
     async def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
         """The prompt that asks for the answer. Raises `PromptError`."""
+        if self._template is None:
+            raise PromptError(
+                "this model has no chat template: use /v1/completions, or add chat_template.jinja"
+            )
+        if conversation.tools and not _writes_calls(self.spec):
+            raise PromptError("it is not known how this model writes tool calls", "tools")
         try:
-            return await within(TEMPLATE_SECONDS, self._encode_chat, conversation)
+            # One at a time: several threads that compute Python would slow down the event loop.
+            async with asyncio.timeout(TEMPLATE_SECONDS), self._rendering:
+                text = await stoppable(self._template.render, conversation)
         except TimeoutError as error:
             message = f"the chat template took longer than {TEMPLATE_SECONDS:g} seconds for these messages"
             raise PromptError(message, "messages") from error
+        # The template writes all special tokens itself.
+        [ids] = await self.encode([text], special=False)
+        return EncodedPrompt(
+            ids,
+            chat=True,
+            in_reasoning=opens_reasoning(self.spec, text),
+            reasoned=ends_reasoning(self.spec, text),
+            tools=conversation.tools,
+        )
 
     async def encode(self, texts: Sequence[str], *, special: bool = True) -> list[tuple[int, ...]]:
         """Token ids of plain prompts. `special`: with what the tokenizer puts at the beginning of a text."""
@@ -116,20 +136,6 @@ class TextModel:
         tools = {tool.name: tool.parameters for tool in prompt.tools}
         parser = parser_for(self.spec, tools, started_in_reasoning=prompt.in_reasoning)
         return AnswerAssembler(self._chat_bytes, stops, stop_token_ids, min_tokens, parser, one_call=one_call)
-
-    def _encode_chat(self, conversation: Conversation) -> EncodedPrompt:
-        if self._template is None:
-            raise PromptError(
-                "this model has no chat template: use /v1/completions, or add chat_template.jinja"
-            )
-        if conversation.tools and not _writes_calls(self.spec):
-            raise PromptError("it is not known how this model writes tool calls", "tools")
-        text = self._template.render(conversation)
-        # The template writes all special tokens itself.
-        [ids] = self._encode([text], False)
-        return EncodedPrompt(
-            ids, chat=True, in_reasoning=opens_reasoning(self.spec, text), tools=conversation.tools
-        )
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[int, ...]]:
         # Unlike the call for one text, this one lets other threads run, and computes no offsets.

@@ -43,15 +43,13 @@ class _Job:
                 )
 
 
-async def within(seconds: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls it in a thread. Raises TimeoutError, and ends the call, if it takes longer than that."""
+async def stoppable(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls it in a thread; when it is cancelled the call ends, instead of going on without anybody."""
     job = _Job()
     running = asyncio.get_running_loop().run_in_executor(None, job.run, lambda: function(*args, **kwargs))
     try:
-        async with asyncio.timeout(seconds):
-            return await asyncio.shield(running)
-    except (TimeoutError, asyncio.CancelledError):
-        # A call that nobody waits for is ended as well.
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
         job.stop()
         running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         raise

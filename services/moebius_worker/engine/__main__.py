@@ -95,6 +95,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         max_running=settings.max_running,
         kv_format=KvFormat(settings.kv_cache_dtype),
         expand_weights={"auto": None, "yes": True, "no": False}[settings.expand_weights],
+        dummy_weights=dummy_form(settings.load_format),
     )
     # Before the weights take the memory.
     kernels = prepare(
@@ -107,6 +108,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     runner.bind(kernels.operations)
     if kernels.plan.choices:
         runner.capture(kernels.plan.capturable, progress)
+        kernels.warm_up(runner, lambda phase, done, total: progress(phase, 0, 0))
     config = SchedulerConfig(
         runner.layout,
         max_running=settings.max_running,
@@ -146,6 +148,12 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     kernels.freeze()
     pipe.send(engine_pb2.EngineFrame(ready=engine_pb2.EngineReady(model=model, stats=loop.stats())))
     loop.run()
+
+
+def dummy_form(load_format: str) -> str | None:
+    """The form of random weights, None for the checkpoint's."""
+    kind, _, form = load_format.partition(":")
+    return (form or "bf16") if kind == "dummy" else None
 
 
 def last_word(error: Exception) -> engine_pb2.EngineFrame:

@@ -227,6 +227,10 @@ def plan_weights(
 ) -> Loading:
     """Sizes are allocated, memory is not."""
     if options.dummy_weights is not None:
+        if options.dummy_weights not in FORMS:
+            raise CheckpointError(
+                f"There are no dummy weights of the form {options.dummy_weights!r}. Choose {', '.join(FORMS)}."
+            )
         dummy = DummyWeights(model.slots(), FORMS[options.dummy_weights], place.device)
         reader: WeightReader = dummy
         scheme: Scheme = dummy

@@ -83,7 +83,7 @@ def _make(
     made: list[Plan] = []
 
     def make(directory: Path) -> None:
-        made.append(preflight(_examination(checkpoint, wanted), identity, progress))
+        made.append(preflight(examination_for(checkpoint, wanted), identity, progress))
         (directory / _PLAN).write_text(made[0].to_json())
 
     try:
@@ -93,11 +93,12 @@ def _make(
         log.warning("the kernel plan cannot be kept", path=str(kept.root), reason=str(error))
         found = None
     if found is None:
-        found = made[0] if made else preflight(_examination(checkpoint, wanted), identity, progress)
+        found = made[0] if made else preflight(examination_for(checkpoint, wanted), identity, progress)
     return found
 
 
-def _examination(checkpoint: Checkpoint, wanted: Wanted) -> Examination:
+def examination_for(checkpoint: Checkpoint, wanted: Wanted) -> Examination:
+    """What a preflight has to examine. Raises CheckpointError for a device that is not there."""
     options = wanted.options
     place = place_for(checkpoint, options)
     max_step_tokens = options.max_step_tokens or STEP_TOKENS[place.device.type]
@@ -146,7 +147,7 @@ def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
     config = f"{sorted(checkpoint.config.items(), key=lambda item: item[0])}"
     settings = {
         name: value
-        for name, value in _examination(checkpoint, wanted).options.items()
+        for name, value in examination_for(checkpoint, wanted).options.items()
         if name not in ("model", "device", "threads")
     }
     return {

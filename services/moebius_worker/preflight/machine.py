@@ -105,10 +105,18 @@ class Cuda:
             except BaseException:
                 # It says that the capture failed, but not why.
                 with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
+                    self._end(graph)
                 raise
-            graph.capture_end()
+            self._end(graph)
         return graph.replay, result
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # PyTorch leaves the pool as if the capture went on, and would refuse it to the next.
+            self._pool = torch.cuda.graph_pool_handle()
+            raise
 
     def microseconds(self, function: Callable[[], Any]) -> float:
         def once() -> float:

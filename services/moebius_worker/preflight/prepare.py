@@ -11,9 +11,12 @@ from moebius_kernels.plan import Plan, rows_of
 from moebius_kernels.registry import gather
 from moebius_proto.worker.v1 import worker_pb2
 from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.engine.runner import ModelRunner
 from moebius_worker.flight_recorder import FlightRecorder
-from moebius_worker.preflight.examine import Wanted, find_plan
+from moebius_worker.preflight.examine import Wanted, examination_for, find_plan
 from moebius_worker.preflight.run import Progress
+from moebius_worker.preflight.subject import ProbeStep
+from moebius_worker.preflight.workload import Workload
 
 log = structlog.get_logger(__name__)
 
@@ -25,8 +28,19 @@ class Prepared:
     plan: Plan
     operations: Operations
     excluded: tuple[str, ...]
+    # What the engine will compute, one of each kind.
+    steps: tuple[ProbeStep, ...]
     # Kernels compiled since `freeze`.
     late_compilations: int = field(default=0, init=False)
+
+    def warm_up(self, runner: ModelRunner, progress: Progress) -> None:
+        """Computes each kind of step once, before anybody waits for it: kernels are loaded, and those that
+        depend on the sizes of this engine's caches compiled. What the caches held is lost."""
+        workload = Workload(runner.layout, runner.vocab_size, runner.max_model_len)
+        for done, step in enumerate(self.steps):
+            progress("warming up", done, len(self.steps))
+            if slices := workload.slices(step):
+                runner.step(slices)
 
     def freeze(self) -> None:
         """From now on no kernel should have to be compiled; if one is, it is counted and logged."""
@@ -50,10 +64,10 @@ def prepare(checkpoint: Checkpoint, wanted: Wanted, flights: int, progress: Prog
         log.info("backends are not here", module=module, reason=reason)
     plan = find_plan(checkpoint, wanted, registry, progress)
     if not plan.choices:
-        return Prepared(plan, REFERENCE, wanted.excluded)
+        return Prepared(plan, REFERENCE, wanted.excluded, ())
     log.info("kernel plan\n" + "\n".join("  ".join(row) for row in rows_of(plan)))
     operations = bind(plan, registry, FlightRecorder(flights), _unplanned)
-    return Prepared(plan, operations, wanted.excluded)
+    return Prepared(plan, operations, wanted.excluded, examination_for(checkpoint, wanted).steps)
 
 
 def describe(plan: Plan, excluded: tuple[str, ...]) -> worker_pb2.KernelPlan:

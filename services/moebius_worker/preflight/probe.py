@@ -91,8 +91,8 @@ class Probe:
             if verdict is None:
                 needed = timed and (rivals or not backend.is_reference)
                 verdict = self._verdict(backend, site, trial, timed=needed)
-                lost = verdict.rejected not in (None, "admission", "numbers") and not self.machine.healthy()
-                if lost:
+                lost = _may_have_broken(verdict, trial, backend) and not self.machine.healthy()
+                if lost and verdict.rejected is not None:
                     verdict = replace(verdict, rejected="crash", reason=f"{verdict.reason}: device lost")
                 self.send(Judged(site, verdict))
                 if lost:
@@ -111,3 +111,11 @@ class Probe:
             self.send(Begun(site, backend.name, gate, seconds))
 
         return judge(backend, trial, self.machine, announce, timed=timed)
+
+
+def _may_have_broken(verdict: Verdict, trial: Trial, backend: Backend) -> bool:
+    """Whether the device, or this process's use of it, may be the worse for what was tried."""
+    if verdict.rejected is None:
+        # A reference that could not be captured.
+        return trial.capture and backend.capturable and not verdict.captured
+    return verdict.rejected not in ("admission", "numbers")

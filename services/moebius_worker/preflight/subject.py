@@ -43,10 +43,10 @@ def steps_for(
     steps: list[ProbeStep] = []
     for span in ranges:
         for count in counts_of(span):
-            if count <= max_running:
+            if count <= min(max_running, max_step_tokens):
                 steps.append(ProbeStep("decode", count))
             if 1 < count <= max_step_tokens:
                 steps.append(ProbeStep("prefill", count))
-            if 4 <= count <= max_step_tokens and count == span.last:
+            if 4 <= count <= max_step_tokens and count == span.last and max_running >= 3:
                 steps.append(ProbeStep("mixed", count))
     return tuple(steps)

@@ -22,20 +22,28 @@ def test_the_types_that_kernels_read():
     assert names == set("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split())
 
 
+# Relative to the largest number of 32. Factors and offsets in bf16 err by 2^-9 each; minima that are subtracted
+# in another order by fp32's rounding; the rest not at all.
+ROUNDED = {"Q4_1": 2**-8, "Q5_1": 2**-8, "Q4_K": 2**-8, "Q5_K": 2**-8, "Q2_K": 2**-20}
+
+
 @pytest.mark.parametrize("type_", PACKED)
 def test_packed_numbers_are_equal(type_):
     matrix = stored(type_, random_bytes(type_, rows=6, blocks=3).reshape(2, 3, -1))
     packed = pack(matrix)
     assert packed.format == packed_format(matrix.format)
     assert packed.shape == matrix.shape
-    # Where a minimum is subtracted, it may be multiplied before or after its sign changes: nothing else differs.
-    torch.testing.assert_close(packed.dequantize(), matrix.dequantize(), rtol=1e-6, atol=0, equal_nan=True)
+    expected = matrix.dequantize().unflatten(-1, (-1, 32))
+    error = (packed.dequantize().unflatten(-1, (-1, 32)) - expected).abs().amax(-1)
+    limit = ROUNDED.get(type_.name, 0) * expected.abs().amax(-1)
+    # E8M0's highest code is no number in both.
+    assert ((error <= limit) | expected.isnan().any(-1)).all()
 
 
 @pytest.mark.parametrize("type_", PACKED)
 def test_packed_is_hardly_larger(type_):
     matrix = stored(type_, random_bytes(type_, rows=6, blocks=4))
-    assert matrix.nbytes <= pack(matrix).nbytes <= 1.06 * matrix.nbytes
+    assert matrix.nbytes <= pack(matrix).nbytes <= 1.12 * matrix.nbytes
 
 
 def test_others_stay_as_they_are():

@@ -72,18 +72,14 @@ def _scale_planes(parts: dict[str, torch.Tensor], format: Format, scale: float, 
     half = 1 << format.low_bits + format.high_bits - 1
     if format.scales == "number":
         parts["scale"].mul_(size)
-    elif format.scales == "pair":
+    elif format.scales == "centred":
         parts["scale"].mul_(size)
-        parts["scale"][..., 1::2] *= -half
+        parts["scale"][..., 1::2] -= size
     elif format.scales == "super":
         parts["scale"].random_(-32, 32, generator=generator)
         parts["super"].mul_(size / 16)
     else:
-        # Six bits each, or four.
-        if format.scales == "super_pair":
-            parts["scale"].random_(0, 64, generator=generator)
-        largest = 32 if format.scales == "super_pair" else 8
-        parts["super"].mul_(size / largest)
+        parts["super"].mul_(size / 8)
         parts["super"][..., 1::2] *= half
 
 

@@ -78,6 +78,7 @@ BF16 = Dense(torch.bfloat16)
 TILINGS = [
     ExpertTiling(Tiling(8, 32, 64), Tiling(8, 32, 64, splits=3)),
     ExpertTiling(Tiling(16, 32, 128, swap=False), Tiling(16, 64, 32, swap=False)),
+    ExpertTiling(Tiling(16, 32, 64, parts=2), Tiling(16, 32, 64, parts=2, registers=96)),
     ExpertTiling(Tiling(8, 16, 64, depth=4), Tiling(8, 16, 64, depth=4, prefetch=True)),
     ExpertTiling(Tiling(64, 32, 32), Tiling(64, 32, 32, splits=2, swap=False)),
 ]

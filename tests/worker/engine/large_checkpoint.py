@@ -1,4 +1,4 @@
-"""A checkpoint of random bytes, large enough that a second copy of it in memory, or the time to load it, shows."""
+"""A checkpoint of random weights, so large that a second copy in memory, or the time to load it, shows."""
 
 import json
 from pathlib import Path

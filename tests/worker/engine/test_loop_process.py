@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,10 +47,12 @@ def engine(model: Path, **settings: object) -> Iterator[Engine]:
     options = {"device": "cpu", "threads": 1, "kv_cache_memory": "2MiB"} | settings
     ours, theirs = socket.socketpair()
     ours.settimeout(60)
-    with theirs:
-        flags = ("--fd", str(theirs.fileno()), WorkerSettings(model=str(model), **options).model_dump_json())
+    with theirs, tempfile.TemporaryFile() as flights:
+        descriptors = (theirs.fileno(), flights.fileno())
+        flags = ("--fd", str(descriptors[0]), "--flights", str(descriptors[1]))
+        as_json = WorkerSettings(model=str(model), **options).model_dump_json()
         process = subprocess.Popen(
-            [sys.executable, "-m", "moebius_worker.engine", *flags], pass_fds=[theirs.fileno()]
+            [sys.executable, "-m", "moebius_worker.engine", *flags, as_json], pass_fds=descriptors
         )
     try:
         with ours:

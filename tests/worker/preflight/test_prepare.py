@@ -2,20 +2,26 @@
 
 import os
 import tempfile
+from collections.abc import Sequence
 
 import torch
 
 from moebius_kernels.activations import SILU
 from moebius_kernels.calls import key_of, named_arguments, shapes_of
 from moebius_kernels.operations import REFERENCE
-from moebius_kernels.plan import Choice, Plan, Verdict
+from moebius_kernels.plan import Choice, Plan, Verdict, token_ranges
 from moebius_kernels.registry import TokenRange
+from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.runner import RunnerOptions
+from moebius_worker.engine.types import Slice
 from moebius_worker.flight_recorder import read_flights
 from moebius_worker.preflight import prepare
 from moebius_worker.preflight.examine import Wanted
+from moebius_worker.preflight.run import Examination
+from moebius_worker.preflight.subject import steps_for
 from tests.worker.preflight import bad
 
+STEPS = steps_for(token_ranges(16), max_running=4, max_step_tokens=16)
 WANTED = Wanted(RunnerOptions(device="cpu"), excluded=("linear:fast",))
 X = torch.randn(2, 8)
 
@@ -34,6 +40,7 @@ def _plan() -> Plan:
 def _prepared(monkeypatch, plan: Plan, flights: int) -> prepare.Prepared:
     monkeypatch.setattr(prepare, "gather", lambda: bad.registry("good", "slow", "makes_nan"))
     monkeypatch.setattr(prepare, "find_plan", lambda *_: plan)
+    monkeypatch.setattr(prepare, "examination_for", lambda *_: Examination("", {}, (), STEPS))
     return prepare.prepare(None, WANTED, flights, lambda *_: None)
 
 
@@ -64,6 +71,46 @@ def test_the_summary_counts_choices_and_rejections_with_a_reason(monkeypatch) ->
         ("gated:makes_nan", "numbers", 2, "8 of 8 numbers are NaN"),
     ]
     assert list(message.excluded) == ["linear:fast"]
+
+
+class Runner:
+    """Holds slices against what an engine can take."""
+
+    layout = CacheLayout(page_size=4, num_pages=6, window=6, num_window_pages=6, state_slots=4)
+    vocab_size = 100
+    max_model_len = 20
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def step(self, slices: Sequence[Slice]) -> None:
+        written: list[int] = []
+        for piece in slices:
+            assert 0 <= piece.start < piece.end <= self.max_model_len
+            for pages in (piece.pages, piece.window_pages):
+                assert len(pages) * 4 >= piece.end
+                assert all(page < 6 for page in pages)
+            oldest = self.layout.window_start(piece.start)
+            assert all(page >= 0 for page in (*piece.pages, *piece.window_pages[oldest:]))
+            written += piece.pages[piece.start // 4 :]
+            assert piece.pages[piece.start // 4 :] == piece.window_pages[piece.start // 4 :]
+            assert piece.state is not None
+            assert piece.state.slot < 4
+        # No two write to the same place, or the outcome were an accident.
+        assert len(written) == len(set(written))
+        self.steps.append(sum(len(piece.token_ids) for piece in slices))
+
+
+def test_an_engine_is_warmed_up_with_each_kind_of_step_that_it_has_room_for(monkeypatch) -> None:
+    with tempfile.TemporaryFile() as file:
+        prepared = _prepared(monkeypatch, _plan(), file.fileno())
+    runner, phases = Runner(), []
+    prepared.warm_up(runner, lambda phase, done, total: phases.append((done, total)))
+    wanted = [step.tokens for step in STEPS]
+    # 16 tokens and two decodes may need a page more than there is.
+    assert set(wanted) - set(runner.steps) <= {16}
+    assert len(runner.steps) >= len(wanted) - 1
+    assert phases[-1] == (len(STEPS) - 1, len(STEPS))
 
 
 def test_compilations_after_the_freeze_are_counted(monkeypatch) -> None:

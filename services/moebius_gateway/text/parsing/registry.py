@@ -15,7 +15,7 @@ from moebius_gateway.text.parsing.families.llama3 import LLAMA3
 from moebius_gateway.text.parsing.families.minimax import MINIMAX, MINIMAX_M1, MINIMAX_M3
 from moebius_gateway.text.parsing.families.mistral import MISTRAL
 from moebius_gateway.text.parsing.families.qwen3_coder import QWEN3_CODER
-from moebius_gateway.text.parsing.spec import Channel, ParserSpec, Region
+from moebius_gateway.text.parsing.spec import Channel, ParserSpec, Region, Rule
 
 # The first that fits is taken, so the more specific ones come first.
 FAMILIES = (
@@ -73,12 +73,23 @@ def opens_reasoning(spec: ParserSpec, prompt: str) -> bool:
     end = prompt.rstrip()
     return any(
         end.endswith((rule.open + head).rstrip())
-        for rule in spec.rules
-        for form in rule.forms
-        if isinstance(form, Channel) and form.region is Region.REASONING
-        for head in form.heads
+        for rule, channel in _reasoning(spec)
+        for head in channel.heads
         if "{" not in head
     )
+
+
+def ends_reasoning(spec: ParserSpec, prompt: str) -> bool:
+    """Whether the rendered prompt ends just behind reasoning: templates write none that way."""
+    end = prompt.rstrip()
+    return any(end.endswith(marker) for _, channel in _reasoning(spec) for marker in channel.close)
+
+
+def _reasoning(spec: ParserSpec) -> Iterator[tuple[Rule, Channel]]:
+    for rule in spec.rules:
+        for form in rule.forms:
+            if isinstance(form, Channel) and form.region is Region.REASONING:
+                yield rule, form
 
 
 def spelt_tokens(spec: ParserSpec, special_tokens: Collection[str]) -> frozenset[str]:

@@ -19,8 +19,8 @@ from moebius_worker.engine.models.parameters import Matrix, Shard, Slots, Vector
 class RmsNorm(Layer):
     """Over the last dimension. `offset`: added to the weight, for families whose weights are about 0."""
 
-    def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
-        self.weight = Vector(size)
+    def __init__(self, size: int, eps: float, *, offset: float = 0.0, shard: Shard = Shard.NONE) -> None:
+        self.weight = Vector(size, shard=shard)
         self.eps, self.offset = eps, offset
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,9 +106,11 @@ class Attention(Layer):
         self.out = Linear(queries, {"o_proj": config.hidden_size}, bias=config.output_bias, shard=Shard.ROW)
         self.norms: dict[str, RmsNorm] = {}
         if config.qk_norm is not None:
-            sizes = (config.head_dim,) * 2 if config.qk_norm == "head" else (queries, keys)
+            full = config.qk_norm == "full"
+            shard = Shard.COLUMN if full else Shard.NONE
+            sizes = (queries, keys) if full else (config.head_dim,) * 2
             for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
-                self.norms[name] = RmsNorm(size, config.norm_eps, offset=config.norm_offset)
+                self.norms[name] = RmsNorm(size, config.norm_eps, offset=config.norm_offset, shard=shard)
         self.sinks = Vector(config.num_heads, shard=Shard.COLUMN) if config.sinks else None
         self.cache = caches.add(KvSpec(config.num_kv_heads, config.head_dim, config.head_dim, config.window))
 

@@ -1,0 +1,139 @@
+"""Which tiling serves which call: by a table of measurements, and by rules for shapes that are not in it.
+
+Both look at numbers only: tokens, experts, widths and forms, never at what the tokens are for.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from moebius_kernels.triton.tiling import ExpertTiling, Tiling
+
+TABLE = Path(__file__).parent / "tables" / "hopper.json"
+# How far from its own token count a measurement may serve.
+_REACH = 2.0
+_WIDE = ("bf16", "e4m3", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """`gate_up` and `down`: the codes of their layouts."""
+
+    gate_up: str
+    down: str
+    experts: int
+    top_k: int
+    hidden: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    shape: ExpertShape
+    tokens: int
+    microseconds: float
+    tiling: ExpertTiling
+
+
+def expert_tiling(tokens: int, shape: ExpertShape) -> ExpertTiling:
+    near = [one for one in _table().get(shape, ()) if _distance(one.tokens, tokens) <= math.log(_REACH)]
+    # One token has kernels of its own.
+    near = [one for one in near if (one.tokens == 1) == (tokens == 1)]
+    if near:
+        return min(near, key=lambda one: _distance(one.tokens, tokens)).tiling
+    return rules(tokens, shape)
+
+
+def rules(tokens: int, shape: ExpertShape) -> ExpertTiling:
+    """From what was measured on an H200. Tiles are about as high as an expert has tokens."""
+    expected = tokens * shape.top_k / shape.experts
+    if tokens == 1:
+        return ExpertTiling(_one_token(shape.gate_up), _one_token_down(shape.down))
+    if expected <= 5:
+        return ExpertTiling(_eight(shape.gate_up, gated=True), _eight(shape.down, gated=False))
+    if expected <= 12:
+        return ExpertTiling(_sixteen(shape.gate_up), _sixteen(shape.down))
+    if expected <= 64:
+        return ExpertTiling(Tiling(64, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4))
+    down = Tiling(128, 128, 64, 8, 3)
+    if shape.gate_up == "bf16":
+        return ExpertTiling(Tiling(128, 128, 64, 8, 4), down)
+    return ExpertTiling(Tiling(128, 64, 128, 4, 2), down)
+
+
+def _one_token(code: str) -> Tiling:
+    # So few rows that warps have to share their columns, or there would not be enough warps.
+    return Tiling(8, 16, 256, 2, 3 if code in _WIDE else 4, depth=2)
+
+
+def _one_token_down(code: str) -> Tiling:
+    return Tiling(8, 64, 128, 4, 3) if code in _WIDE else Tiling(8, 32, 256, 2, 3, prefetch=True)
+
+
+def _eight(code: str, gated: bool) -> Tiling:
+    if code == "bf16":
+        return Tiling(8, 16, 128, 1, 5) if gated else Tiling(8, 32, 128, 2, 4)
+    if code in _WIDE:
+        return Tiling(8, 64, 128, 4, 3)
+    return Tiling(8, 64, 256, 4, 3)
+
+
+def _sixteen(code: str) -> Tiling:
+    if code == "bf16":
+        return Tiling(16, 64, 128, 4, 3)
+    return Tiling(16, 64, 128 if code in _WIDE else 256, 4, 3, parts=2)
+
+
+def write_table(path: Path, measurements: Iterable[Measurement]) -> None:
+    """The best of each shape and token count, one a line."""
+    best: dict[tuple[ExpertShape, int], Measurement] = {}
+    for one in measurements:
+        key = one.shape, one.tokens
+        if key not in best or one.microseconds < best[key].microseconds:
+            best[key] = one
+    lines = [json.dumps(_record(one)) for one in best.values()]
+    path.write_text("[\n" + ",\n".join(sorted(lines)) + "\n]\n")
+
+
+def read_table(path: Path) -> list[Measurement]:
+    return [
+        Measurement(
+            ExpertShape(**record["shape"]),
+            record["tokens"],
+            record["microseconds"],
+            ExpertTiling(Tiling(**record["gate_up"]), Tiling(**record["down"])),
+        )
+        for record in json.loads(path.read_text())
+    ]
+
+
+def _record(one: Measurement) -> Mapping[str, Any]:
+    return {
+        "shape": asdict(one.shape),
+        "tokens": one.tokens,
+        "microseconds": round(one.microseconds, 1),
+        "gate_up": _changed(one.tiling.gate_up),
+        "down": _changed(one.tiling.down),
+    }
+
+
+def _changed(tiling: Tiling) -> Mapping[str, Any]:
+    """What differs from the defaults."""
+    usual = asdict(Tiling(0, 0, 0))
+    return {name: value for name, value in asdict(tiling).items() if value != usual[name]}
+
+
+@cache
+def _table() -> Mapping[ExpertShape, tuple[Measurement, ...]]:
+    found: dict[ExpertShape, tuple[Measurement, ...]] = {}
+    for one in read_table(TABLE):
+        found[one.shape] = (*found.get(one.shape, ()), one)
+    return found
+
+
+def _distance(a: int, b: int) -> float:
+    return abs(math.log(a / b))
