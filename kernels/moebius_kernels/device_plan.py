@@ -74,9 +74,7 @@ class AttentionPlanner:
         self._written: list[tuple[int, ...]] = [()] * max_requests
         # A tile for each TILE_ROWS rows, and one more for each request.
         tiles = max_rows // TILE_ROWS + max_requests
-        self._numbers = torch.zeros(
-            3 * max_requests + max_rows + 2 * tiles, dtype=torch.int32, device=device
-        )
+        self._numbers = torch.zeros(3 * max_requests + max_rows + 2 * tiles, dtype=torch.int32, device=device)
         self._arrivals = torch.zeros(max_requests, MAX_HEADS, dtype=torch.int32, device=device)
 
     def plan(self, spans: Sequence[Span], *, pad_to: int = 0) -> DeviceAttentionPlan:

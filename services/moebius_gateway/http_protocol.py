@@ -31,7 +31,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._head = 0
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._hang_up, HTTPStatus.REQUEST_TIMEOUT)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -54,6 +54,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _too_slow(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._hang_up(HTTPStatus.REQUEST_TIMEOUT)
+        else:  # the answer to the request before is on its way on this connection
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
 
     def _hang_up(self, status: HTTPStatus) -> None:
         """There is no request yet that could be answered."""

@@ -138,9 +138,16 @@ def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling
             small = [Tiling(8, 64, 128, 4, 3), Tiling(8, 32, 128, 2, 4), Tiling(8, 16, 128, 1, 5)]
             small += [Tiling(8, 64, 64, 4, 5), Tiling(8, 16, 256, 2, 3, depth=2)] if one else []
         else:
-            small = [Tiling(8, 64, 256, 4, 3), Tiling(8, 64, 256, 4, 3, registers=96), Tiling(8, 32, 256, 2, 3)]
+            small = [
+                Tiling(8, 64, 256, 4, 3),
+                Tiling(8, 64, 256, 4, 3, registers=96),
+                Tiling(8, 32, 256, 2, 3),
+            ]
             small += [Tiling(8, 16, 256, 2, 4, depth=2)] if one else []
-        found[8] = small, small + ([replace(tile, prefetch=True) for tile in small[:3]] if tokens_a_slot < 1 else [])
+        found[8] = (
+            small,
+            small + ([replace(tile, prefetch=True) for tile in small[:3]] if tokens_a_slot < 1 else []),
+        )
     if 2 < tokens_a_slot <= 16:
         if format == "bf16":
             small = [Tiling(16, 32, 128, 2, 4), Tiling(16, 64, 128, 4, 3)]

@@ -1,4 +1,4 @@
-"""`moebius inspect`: what it says of every checkpoint of the tests, and how it refuses what cannot be served."""
+"""`moebius inspect`: what it says of each checkpoint of the tests, and how it refuses what cannot be served."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from moebius_cli.main import app
 from tests.tiny import write_checkpoint
 from tests.worker.checkpoint.gguf_files import write_llama_gguf
+from tests.worker.checkpoint.gguf_models import original_config, original_model
 from tests.worker.engine.schemes.stored_tensors import CHECKPOINTS
 
 # The form of the routed experts.
@@ -105,6 +106,16 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     assert found(path)["left_out"] == {"model.vision_tower": 4}
     assert "4 tensors model.vision_tower.*" in run(path).stdout
+
+
+def test_layers_that_guess_further_tokens_are_told_as_left_out(tmp_path: Path) -> None:
+    original_model("glm4_moe").save_pretrained(tmp_path)
+    layers = original_config("glm4_moe")["num_hidden_layers"]
+    further = {f"model.layers.{layers}.{name}.weight": torch.ones(2, 2) for name in ("eh_proj", "enorm")}
+    save_file(load_file(tmp_path / "model.safetensors") | further, tmp_path / "model.safetensors")
+    assert found(edited(tmp_path, num_nextn_predict_layers=1))["left_out"] == {f"model.layers.{layers}": 2}
+    refused = run(edited(tmp_path, num_nextn_predict_layers=0))
+    assert "2 tensors that the model has no place for" in refused.stderr
 
 
 def edited(path: Path, **changes: object) -> Path:

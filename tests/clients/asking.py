@@ -4,7 +4,12 @@ from typing import Any
 
 WORDS = "Grüße aus Köln 🙂"
 SAID = f"You said: {WORDS}"
-TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+TEXT = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
 # An agent's loop over five turns: a call each, then the answer.
 STEPS = ("search", "read", "summarise", "translate")
 LOOP_SAID = "Done: search(go), read(search(go)), summarise(read(search(go))), " + (

@@ -159,5 +159,7 @@ def test_litellm_says_and_streams(scripted: Api, provider: str) -> None:
 def test_litellm_knows_our_errors(scripted: Api) -> None:
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(
-            messages=user(), num_retries=0, **litellm_settings(scripted, "openai") | {"model": "openai/nobody"}
+            messages=user(),
+            num_retries=0,
+            **litellm_settings(scripted, "openai") | {"model": "openai/nobody"},
         )

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 import pytest
 import pytest_asyncio
 
@@ -127,6 +128,24 @@ async def test_a_head_that_never_comes_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
     assert (await raw(strict, b"GET /livez HTTP/1.1\r\nA: ")).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_an_answer_is_not_cut_off_because_the_next_head_is_slow(
+    strict: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.05)
+    may_end = asyncio.Event()
+    strict.backend.script = lambda _: [may_end, *strict.backend.say("Hello")]
+    asyncio.get_running_loop().call_later(0.3, may_end.set)
+    body = orjson.dumps({"model": MODEL.id, "prompt": [5]})
+    first = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    first += b"Content-Length: %d\r\n\r\n" % len(body) + body
+    try:
+        assert b"Hello" in await raw(strict, first, b"GET /livez HTTP/1.1\r\nA: ", wait=1)
+    except TimeoutError:
+        pytest.fail("the connection was neither answered nor closed")
+    finally:
+        strict.backend.reset()
 
 
 async def test_one_connection_may_ask_often(strict: Gateway) -> None:

@@ -25,6 +25,11 @@ def triton() -> Operations:
     chosen = {}
     for name in OPERATION_NAMES:
         functions = {backend.name: backend.function for backend in registry.of(name)}
+        if name in ("routed_experts", "linear"):  # TEMPORARY
+            import importlib
+
+            module = importlib.import_module("moebius_kernels.triton." + name.removeprefix("routed_"))
+            functions["triton"] = getattr(module, name)
         chosen[name] = functions.get("triton", functions["reference"])
     return Operations(**chosen)
 
@@ -80,6 +85,7 @@ def test_logits_are_the_cpus(path: Path) -> None:
         found = logits_of(runner)
         # bf16 on one side; a router may send a token elsewhere.
         errors = (found - expected).abs().amax(-1) / expected.std()
+        print(path.name, operations is REFERENCE, graphs, [round(float(e), 3) for e in errors.flatten()])
         assert errors.median() < 0.1, f"{'graphs' if graphs else 'eager'}: {errors.median():.3f}"
         del runner
 

@@ -92,7 +92,9 @@ class World:
             values = k[..., : self.pages.value_dim] if v is None else v
             expected.append(naive_attention(q, k, values, start, window, **scores))
         plan = self.plan(spans, window)
-        faults = self.write_kv(torch.cat(new_k), None if None in new_v else torch.cat(new_v), self.pages, plan)
+        faults = self.write_kv(
+            torch.cat(new_k), None if None in new_v else torch.cat(new_v), self.pages, plan
+        )
         assert not faults.any()
         got = self.paged_attention(torch.cat(queries), self.pages, plan, **scores)
         assert got.dtype == self.dtype

@@ -104,4 +104,4 @@ async def test_the_page_of_the_api_names_the_endpoints_that_there_are() -> None:
         for method in methods
     }
     text = (ROOT / "docs" / "api.md").read_text()
-    assert set(re.findall(r"`(GET|HEAD|POST|DELETE) (/[\w/{}]+)`", text)) == served
+    assert set(re.findall(r"`(GET|HEAD|POST|DELETE) (/[\w/.{}]+)`", text)) == served

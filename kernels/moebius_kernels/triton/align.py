@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moebius_kernels.launch import launch
+from moebius_kernels.triton.targets import overlapping, power_of_two
 
 # Up to so many pairs, one launch compares each with all others.
 FEW_PAIRS = 2048
@@ -33,30 +34,39 @@ def most_tiles(pairs: int, num_slots: int, tokens: int) -> int:
     return used + (pairs - used) // tokens
 
 
-def align(
-    experts: torch.Tensor, slots: torch.Tensor | None, num_slots: int, tokens: int, pdl: bool
-) -> Alignment:
+def align(experts: torch.Tensor, slots: torch.Tensor | None, num_slots: int, tokens: int) -> Alignment:
     """experts int64 [T, K], contiguous; `tokens`: of a tile, at most."""
     pairs = experts.numel()
     bound = most_tiles(pairs, num_slots, tokens)
     sorted_pairs = torch.empty(pairs, dtype=torch.int32, device=experts.device)
     tiles = torch.empty(bound, 3, dtype=torch.int32, device=experts.device)
     table = experts if slots is None else slots
-    bins = triton.next_power_of_2(num_slots + 1)
+    bins = power_of_two(num_slots + 1)
     common = {"SLOTS": slots is not None, "BINS": bins, "TOKENS": tokens}
     if pairs <= FEW_PAIRS:
         launch(
             _align_few,
             (triton.cdiv(pairs, _OWN),),
             experts, table, sorted_pairs, tiles, pairs, num_slots, bound,
-            **common, OWN=_OWN, PAIRS=max(_OWN, triton.next_power_of_2(pairs)), PDL=pdl, launch_pdl=pdl,
+            **common, OWN=_OWN, PAIRS=max(_OWN, power_of_two(pairs)), **overlapping(experts),
         )  # fmt: skip
         return Alignment(sorted_pairs, tiles)
     chunks = triton.cdiv(pairs, _CHUNK)
     counts = torch.empty(chunks, bins, dtype=torch.int32, device=experts.device)
     # By slot: pairs, first pair, first tile.
     slot_table = torch.empty(3, bins, dtype=torch.int32, device=experts.device)
-    launch(_count, (chunks,), experts, table, counts, pairs, num_slots, SLOTS=common["SLOTS"], BINS=bins, CHUNK=_CHUNK)
+    launch(
+        _count,
+        (chunks,),
+        experts,
+        table,
+        counts,
+        pairs,
+        num_slots,
+        SLOTS=common["SLOTS"],
+        BINS=bins,
+        CHUNK=_CHUNK,
+    )
     launch(_scan, (triton.cdiv(bins, 16),), counts, slot_table, chunks, BINS=bins, WIDTH=16, STEP=64)
     launch(_begin, (1,), slot_table, tiles, num_slots, bound, BINS=bins, TOKENS=tokens)
     launch(
@@ -98,9 +108,9 @@ def _clear_tiles(tiles, begin, bound):
 def _align_few(
     experts, slots, sorted_pairs, tiles, pairs, num_slots, bound,
     SLOTS: tl.constexpr, BINS: tl.constexpr, TOKENS: tl.constexpr, OWN: tl.constexpr, PAIRS: tl.constexpr,
-    PDL: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
+    if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
     pair = tl.arange(0, PAIRS)

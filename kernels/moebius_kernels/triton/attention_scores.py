@@ -88,18 +88,32 @@ def load_queries(q, there, DIM: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
-def with_sinks(largest, total, sink):
-    """`sink` [M]: scores in units of log 2 that have no value. Returns the new largest and sum, and by what
-    the sums of values are multiplied."""
-    top = tl.maximum(largest, sink)
-    fade = tl.exp2(largest - top)
-    return top, total * fade + tl.exp2(sink - top), fade
+def fault_of_rows(q):
+    """NaN for rows of q [M, W] that are not finite, else 0: where a sum of weights begins."""
+    return tl.sum(q.to(tl.float32) * 0.0, 1)
 
 
 @triton.jit
-def store_output(output, sums, total, fault, there, DIM: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr):
-    """The quotient to the rows at the pointers `output` [M]; zeros for rows that saw nothing."""
+def store_output(
+    output, sums0, sums1, largest, total, sinks, there,
+    DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Sums of values over the sum of weights to the rows at the pointers `output` [M]; zeros for rows that saw
+    nothing. `largest` is in units of log 2; `sinks` [M] point to scores that have no value."""
+    fade = tl.full(total.shape, 1.0, tl.float32)
+    if SINKS:
+        sink = tl.load(sinks, mask=there, other=0.0).to(tl.float32) * _LOG2_E
+        top = tl.maximum(largest, sink)
+        fade = tl.exp2(largest - top)
+        total = total * fade + tl.exp2(sink - top)
+    fade = fade / tl.where(total == 0.0, 1.0, total)
+    _store(output, sums0 * fade[:, None], there, DIM, 0, V0)
+    if V1 > 0:
+        _store(output, sums1 * fade[:, None], there, DIM, V0, V1)
+
+
+@triton.jit
+def _store(output, y, there, DIM: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr):
     column = FIRST + tl.arange(0, WIDTH)
-    y = sums / tl.where(total == 0.0, 1.0, total)[:, None] + fault[:, None]
     inside = there[:, None] & (column < DIM)[None, :]
     tl.store(output[:, None] + column[None, :], y.to(output.dtype.element_ty), mask=inside)

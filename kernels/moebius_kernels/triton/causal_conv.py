@@ -82,7 +82,9 @@ def _one_row(
     there = inside & (slot >= 0)
     past = states + (slot * channels + channel) * KEPT
     own = tl.load(x + row * x_row + channel, mask=inside, other=0.0)
-    y = own.to(tl.float32) * tl.load(weight + channel * TAPS + TAPS - 1, mask=inside, other=0.0).to(tl.float32)
+    y = own.to(tl.float32) * tl.load(weight + channel * TAPS + TAPS - 1, mask=inside, other=0.0).to(
+        tl.float32
+    )
     for tap in tl.static_range(TAPS - 1):
         before = tl.load(past + tap * DILATION, mask=there, other=0.0).to(tl.float32)
         y += before * tl.load(weight + channel * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
@@ -124,7 +126,9 @@ def _rows(
     for tap in tl.static_range(TAPS):
         lag = (TAPS - 1 - tap) * DILATION
         new = (before >= lag)[:, None]
-        own = tl.load(x + (row - lag)[:, None] * x_row + channel[None, :], mask=there & new, other=0.0).to(tl.float32)
+        own = tl.load(x + (row - lag)[:, None] * x_row + channel[None, :], mask=there & new, other=0.0).to(
+            tl.float32
+        )
         if lag > 0:
             at = past[None, :] + (KEPT - lag + before)[:, None]
             own += tl.load(at, mask=there & (before < lag)[:, None], other=0.0).to(tl.float32)
@@ -152,7 +156,9 @@ def _keep(
     index = length - KEPT + place
     new = inside & (index >= 0)[None, :]
     old = inside & (index < 0)[None, :]
-    last = tl.load(x + (first + index)[None, :] * x_row + channel[:, None], mask=new, other=0.0).to(tl.float32)
+    last = tl.load(x + (first + index)[None, :] * x_row + channel[:, None], mask=new, other=0.0).to(
+        tl.float32
+    )
     last += tl.load(past + (place + length)[None, :], mask=old, other=0.0).to(tl.float32)
     # All of it is read before any of it is written.
     tl.debug_barrier()

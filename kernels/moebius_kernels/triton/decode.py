@@ -133,9 +133,7 @@ def load_tile(
             scale, extra, row, block_row, column, C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, WIDE
         )
         if ASM:
-            tile = _assembled(
-                low, high_word, factor, offset, hint, CODE, is_affine(SCALES), ROWS, COLUMNS
-            )
+            tile = _assembled(low, high_word, factor, offset, hint, CODE, is_affine(SCALES), ROWS, COLUMNS)
         else:
             tile = _plain(low, high_word, factor, offset, CODE, SCALES, ROWS, COLUMNS)
     return tile
@@ -245,9 +243,7 @@ def _spread(values, ROWS: tl.constexpr, HAS: tl.constexpr, WANTED: tl.constexpr)
 @triton.jit
 def _words(values, ROWS: tl.constexpr, WANTED: tl.constexpr):
     """fp32 [ROWS, groups] -> int32 [ROWS, WANTED] with the same bf16 in both halves."""
-    both = tl.inline_asm_elementwise(
-        _BOTH_BF16, "=r,r", [values], dtype=tl.int32, is_pure=True, pack=1
-    )
+    both = tl.inline_asm_elementwise(_BOTH_BF16, "=r,r", [values], dtype=tl.int32, is_pure=True, pack=1)
     return _spread(both, ROWS, values.shape[1], WANTED)
 
 

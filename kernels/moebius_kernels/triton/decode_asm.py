@@ -58,7 +58,11 @@ def iq4_nl_codes() -> str:
         lines += ["mov.b32 q, $8;" if half == 0 else "shr.u32 q, $8, 16;"]
         lines += ["and.b32 s, q, 0x7777;", "prmt.b32 a, t0, t1, s;", "prmt.b32 b, t2, t3, s;"]
         # Each selector takes its byte from the upper table where the code's highest bit is set.
-        lines += ["shr.u32 s, q, 1;", f"lop3.b32 s, s, 0x4444, 0x3210, {_LUT_AND_OR};", "prmt.b32 n, a, b, s;"]
+        lines += [
+            "shr.u32 s, q, 1;",
+            f"lop3.b32 s, s, 0x4444, 0x3210, {_LUT_AND_OR};",
+            "prmt.b32 n, a, b, s;",
+        ]
         for pair in range(2):
             lines += [f"prmt.b32 t, n, 0, 0x{0x4140 + pair * 0x0202:04x};"]
             lines += _signed_byte(_LUT_AND_OR, "0xc300c300")

@@ -12,16 +12,15 @@ from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.launch import launch
 from moebius_kernels.triton.attention_scores import (
     attend_tile,
+    fault_of_rows,
     in_log2,
     load_queries,
     slots_of,
     store_output,
-    with_sinks,
 )
 from moebius_kernels.triton.kv_rows import FORMAT_CODES, scales_of, widths
 from moebius_kernels.triton.targets import overlapping, power_of_two
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _MOST_SPLITS = 64
 
 
@@ -68,7 +67,7 @@ def decode_attention(
     heads, kv_heads = q.shape[1], kv_pages.kv_heads
     shared = heads // kv_heads
     tiling = tiling or decode_tiling(shared, keys.dim, q.dtype.itemsize, plan.num_decodes)
-    blocks = triton.cdiv(shared, tiling.heads)
+    blocks, real = triton.cdiv(shared, tiling.heads), min(tiling.heads, power_of_two(shared))
     groups = plan.num_decodes * kv_heads * blocks
     if groups == 0:
         return
@@ -76,7 +75,9 @@ def decode_attention(
     k0, k1 = widths(keys.dim)
     v0, v1 = widths(kv_pages.value_dim)
     # Of each query: sums of values, then largest score and sum of weights; whole words of 16 bytes.
-    partial = q.new_empty((groups * splits, tiling.heads, v0 + v1 + 4) if splits > 1 else 1, dtype=torch.float32)
+    partial = q.new_empty(
+        (groups * splits, tiling.heads, v0 + v1 + 4) if splits > 1 else 1, dtype=torch.float32
+    )
     launch(
         _decode,
         (groups, splits),
@@ -89,7 +90,7 @@ def decode_attention(
         REUSE=kv_pages.values is None and v1 == 0 and v0 == k0 == kv_pages.value_dim,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         M=tiling.heads, N=tiling.keys, LEAST=tiling.least, SPLIT=splits > 1,
-        TOGETHER=max(1, min(8, (tiling.warps * 2048) // (tiling.heads * v0))), STAGES=tiling.stages,
+        REAL=real, TOGETHER=max(1, min(8, tiling.warps * 1024 // (real * v0))), STAGES=tiling.stages,
         num_warps=tiling.warps, **overlapping(q),
     )  # fmt: skip
 
@@ -103,7 +104,7 @@ def _decode(
     VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, FORMAT: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr,
     REUSE: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, LEAST: tl.constexpr, SPLIT: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, LEAST: tl.constexpr, SPLIT: tl.constexpr, REAL: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One split of the keys of one request and KV head, for M of its query heads. The last of the splits that
     have keys puts their results together."""
@@ -131,14 +132,13 @@ def _decode(
         gdc_launch_dependents()
     queries = q + row * q_row + head * q_head
     q0 = load_queries(queries, exists, KEY_DIM, 0, K0)
-    fault = tl.sum(q0.to(tl.float32) * 0.0, 1)
+    total = fault_of_rows(q0)
     q1 = q0
     if K1 > 0:
         q1 = load_queries(queries, exists, KEY_DIM, K0, K1)
-        fault += tl.sum(q1.to(tl.float32) * 0.0, 1)
+        total += fault_of_rows(q1)
     table = block_tables + request.to(tl.int64) * table_row
     largest = tl.full((M,), float("-inf"), tl.float32)
-    total = tl.zeros((M,), tl.float32)
     sums0 = tl.zeros((M, V0), tl.float32)
     sums1 = sums0 if V1 == 0 else tl.zeros((M, V1 if V1 > 0 else 16), tl.float32)
     first = oldest + split * share
@@ -154,11 +154,13 @@ def _decode(
         )  # fmt: skip
 
     largest = largest * in_log2(scale, SOFTCAP)
-    last_here = splits <= 1
-    if SPLIT and splits > 1:
+    if splits == 1:
+        results = output + (row * (KV_HEADS * SHARED) + head) * VALUE_DIM
+        store_output(results, sums0, sums1, largest, total, sinks + head, exists, VALUE_DIM, V0, V1, SINKS)
+    elif SPLIT:
         WIDTH: tl.constexpr = V0 + V1 + 4
-        at = partial + ((pid * most_splits).to(tl.int64) * M + tl.arange(0, M)) * WIDTH
-        mine = at + split * (M * WIDTH)
+        base = partial + (pid * most_splits).to(tl.int64) * (M * WIDTH)
+        mine = base + (split * M + tl.arange(0, M)) * WIDTH
         column = tl.arange(0, V0)
         tl.store(mine[:, None] + column[None, :], sums0, mask=exists[:, None])
         if V1 > 0:
@@ -169,40 +171,50 @@ def _decode(
         # All of it is written before this program counts as arrived.
         tl.debug_barrier()
         counter = arrivals + request * arrival_row + group
-        last_here = tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1
-        if last_here:
+        if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
             tl.store(counter, 0)
-            largest = tl.full((M,), float("-inf"), tl.float32)
-            total = tl.zeros((M,), tl.float32)
-            sums0 = tl.zeros((M, V0), tl.float32)
-            sums1 = sums0 if V1 == 0 else tl.zeros((M, V1 if V1 > 0 else 16), tl.float32)
-            # As many splits at a time as there are registers for: their loads are under way together.
-            for other in range(0, splits, TOGETHER):
-                index = other + tl.arange(0, TOGETHER)
-                theirs = at[None, :] + index[:, None] * (M * WIDTH)
-                known = (index < splits)[:, None] & exists[None, :]
-                high = tl.load(theirs + (V0 + V1), mask=known, other=float("-inf"), cache_modifier=".cg")
-                part = tl.load(theirs + (V0 + V1 + 1), mask=known, other=0.0, cache_modifier=".cg")
-                values = theirs[:, :, None] + column[None, None, :]
-                values = tl.load(values, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
-                top = tl.maximum(largest, tl.max(high, 0))
-                shift = tl.where(top == float("-inf"), 0.0, top)
-                fade, weight = tl.exp2(largest - shift), tl.exp2(high - shift[None, :])
-                total = total * fade + tl.sum(part * weight, 0)
-                sums0 = sums0 * fade[:, None] + tl.sum(values * weight[:, :, None], 0)
-                if V1 > 0:
-                    values1 = theirs[:, :, None] + more[None, None, :]
-                    values1 = tl.load(values1, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
-                    sums1 = sums1 * fade[:, None] + tl.sum(values1 * weight[:, :, None], 0)
-                largest = top
-    if last_here:
-        if SINKS:
-            sink = tl.load(sinks + head, mask=exists, other=0.0).to(tl.float32) * _LOG2_E
-            largest, total, fade = with_sinks(largest, total, sink)
-            sums0 = sums0 * fade[:, None]
-            if V1 > 0:
-                sums1 = sums1 * fade[:, None]
-        results = output + (row * (KV_HEADS * SHARED) + head) * VALUE_DIM
-        store_output(results, sums0, total, fault, exists, VALUE_DIM, 0, V0)
+            _put_together(
+                base, splits, row, kv_head, group % BLOCKS, sinks, output,
+                SHARED, KV_HEADS, VALUE_DIM, V0, V1, SINKS, M, REAL, TOGETHER,
+            )  # fmt: skip
+
+
+@triton.jit
+def _put_together(
+    base, splits, row, kv_head, block, sinks, output,
+    SHARED: tl.constexpr, KV_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, SINKS: tl.constexpr,
+    M: tl.constexpr, REAL: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """The output of M queries, of which REAL or fewer exist, from the results of `splits` programs."""
+    WIDTH: tl.constexpr = V0 + V1 + 4
+    lane = tl.arange(0, REAL)
+    own = block * M + lane
+    exists = own < SHARED
+    head = kv_head * SHARED + own
+    largest = tl.full((REAL,), float("-inf"), tl.float32)
+    total = tl.zeros((REAL,), tl.float32)
+    sums0 = tl.zeros((REAL, V0), tl.float32)
+    sums1 = sums0 if V1 == 0 else tl.zeros((REAL, V1 if V1 > 0 else 16), tl.float32)
+    column = tl.arange(0, V0)
+    # As many splits at a time as there are registers for: their loads are under way together.
+    for first in range(0, splits, TOGETHER):
+        split = first + tl.arange(0, TOGETHER)
+        theirs = base + (split[:, None] * M + lane[None, :]) * WIDTH
+        known = (split < splits)[:, None] & exists[None, :]
+        high = tl.load(theirs + (V0 + V1), mask=known, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(theirs + (V0 + V1 + 1), mask=known, other=0.0, cache_modifier=".cg")
+        values = theirs[:, :, None] + column[None, None, :]
+        values = tl.load(values, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
+        top = tl.maximum(largest, tl.max(high, 0))
+        shift = tl.where(top == float("-inf"), 0.0, top)
+        fade, weight = tl.exp2(largest - shift), tl.exp2(high - shift[None, :])
+        total = total * fade + tl.sum(part * weight, 0)
+        sums0 = sums0 * fade[:, None] + tl.sum(values * weight[:, :, None], 0)
         if V1 > 0:
-            store_output(results, sums1, total, fault, exists, VALUE_DIM, V0, V1)
+            more = V0 + tl.arange(0, V1 if V1 > 0 else 16)
+            values1 = theirs[:, :, None] + more[None, None, :]
+            values1 = tl.load(values1, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
+            sums1 = sums1 * fade[:, None] + tl.sum(values1 * weight[:, :, None], 0)
+        largest = top
+    results = output + (row * (KV_HEADS * SHARED) + head) * VALUE_DIM
+    store_output(results, sums0, sums1, largest, total, sinks + head, exists, VALUE_DIM, V0, V1, SINKS)

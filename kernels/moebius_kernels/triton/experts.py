@@ -11,10 +11,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moebius_kernels.activations import SILU, Activation
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.launch import launch
+from moebius_kernels.registry import Backend, Query
 from moebius_kernels.router import Route
 from moebius_kernels.triton.align import align, most_tiles
 from moebius_kernels.triton.expert_tiling import ExpertShape, expert_tiling
-from moebius_kernels.triton.gemm import Gated, Routing, dependent_launch, gemm, layout_for
+from moebius_kernels.triton.gemm import Gated, Routing, gemm, layout_for
+from moebius_kernels.triton.layouts import layout_of
+from moebius_kernels.triton.targets import ARCHITECTURES, overlapping
 from moebius_kernels.triton.tiling import ExpertTiling
 
 _FEW_PAIRS = 128
@@ -52,7 +55,9 @@ def tiled_experts(
     middle = torch.empty(1, pairs, inner, dtype=x.dtype, device=x.device)
     stream = pairs <= 8 * weights.num_slots
     gated = Gated(activation, up, inner if len(weights.gate_up) == 1 else 0)
-    gemm(x, gate, middle, routing(top_k), tiling.gate_up, bias=weights.gate_up_bias, gated=gated, stream=stream)
+    gemm(
+        x, gate, middle, routing(top_k), tiling.gate_up, bias=weights.gate_up_bias, gated=gated, stream=stream
+    )
     splits = tiling.down.splits
     dtype = x.dtype if splits == 1 else torch.float32
     outputs = torch.empty(splits, pairs, hidden, dtype=dtype, device=x.device)
@@ -60,14 +65,13 @@ def tiled_experts(
     y = torch.empty_like(x)
     # Few tokens: more programs than these would have with long rows.
     block = 256 if tokens <= 64 else 1024
-    pdl = dependent_launch(x.device)
     launch(
         _sum_experts,
         (tokens * triton.cdiv(hidden, block),),
         outputs, experts, experts if weights.slots is None else weights.slots, route.weights.contiguous(),
         x if weights.down_bias is None else weights.down_bias, y, pairs,
         SLOTS=weights.slots is not None, BIAS=weights.down_bias is not None,
-        TOP_K=top_k, SPLITS=splits, HIDDEN=hidden, BLOCK=block, PDL=pdl, num_warps=block // 128, launch_pdl=pdl,
+        TOP_K=top_k, SPLITS=splits, HIDDEN=hidden, BLOCK=block, num_warps=block // 128, **overlapping(x),
     )  # fmt: skip
     return y
 
@@ -78,7 +82,7 @@ def _routing(experts: torch.Tensor, weights: ExpertWeights, tokens: int):
     if pairs <= _FEW_PAIRS:
         mode = "single" if experts.shape[0] == 1 else "group"
         return lambda share: Routing(mode, pairs, pairs, share, experts, weights.slots)
-    found = align(experts, weights.slots, weights.num_slots, tokens, dependent_launch(experts.device))
+    found = align(experts, weights.slots, weights.num_slots, tokens)
     bound = most_tiles(pairs, weights.num_slots, tokens)
     return lambda share: Routing(
         "tiles", pairs, bound, share, sorted_pairs=found.sorted_pairs, tiles=found.tiles
@@ -89,14 +93,14 @@ def _routing(experts: torch.Tensor, weights: ExpertWeights, tokens: int):
 def _sum_experts(
     outputs, experts, slots, weights, bias, y, pairs,
     SLOTS: tl.constexpr, BIAS: tl.constexpr, TOP_K: tl.constexpr, SPLITS: tl.constexpr,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """y[t] = sum over k, in its order, of weights[t, k] * (all splits of outputs[t, k] + its expert's bias)."""
     BLOCKS: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
     token = (tl.program_id(0) // BLOCKS).to(tl.int64)
     at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     inside = at < HIDDEN
-    if PDL:
+    if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
     total = tl.zeros((BLOCK,), tl.float32)
@@ -108,10 +112,42 @@ def _sum_experts(
             slot = tl.load(slots + slot, slot >= 0, -1).to(tl.int64)
         value = tl.zeros((BLOCK,), tl.float32)
         for split in tl.static_range(SPLITS):
-            here = outputs + (split * pairs.to(tl.int64) + pair) * HIDDEN + at
+            here = outputs + (split * pairs + pair) * HIDDEN + at
             value += tl.load(here, inside, 0.0).to(tl.float32)
         if BIAS:
             value += tl.load(bias + slot * HIDDEN + at, inside & (slot >= 0), 0.0).to(tl.float32)
         # Nobody wrote what a pair without an expert has here.
         total += tl.where(slot >= 0, value * weight, 0.0)
     tl.store(y + token * HIDDEN + at, total.to(y.dtype.element_ty), inside)
+
+
+def _admits(query: Query) -> str | None:
+    if query.arguments["x"].dtype != "bfloat16":
+        return f"x is {query.arguments['x'].dtype}, it takes bfloat16"
+    gate_up = query.arguments["weights"]["gate_up"]
+    if gate_up[0].format != gate_up[-1].format:
+        return f"gate and up are in two forms, {gate_up[0].format.name} and {gate_up[-1].format.name}"
+    for matrix in query.matrices:
+        if isinstance(reason := layout_of(matrix.format, matrix.shape[-1]), str):
+            return reason
+    return None
+
+
+def _workspace(query: Query) -> int:
+    """Bytes of what is between gate_up and down, and of each pair's output."""
+    _, hidden, inner = query.arguments["weights"]["down"].shape
+    pairs = query.tokens.last * query.arguments["route"]["experts"].shape[-1]
+    return 2 * pairs * (hidden + inner)
+
+
+BACKENDS = (
+    Backend(
+        "routed_experts",
+        "triton",
+        routed_experts,
+        architectures=ARCHITECTURES,
+        admits=_admits,
+        compiles=True,
+        workspace=_workspace,
+    ),
+)

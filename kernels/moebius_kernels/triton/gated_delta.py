@@ -34,7 +34,16 @@ def gated_delta_rule(
     output = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     heads, value_dim = v.shape[1:]
     key_dim = q.shape[-1]
-    strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), g.stride(0), beta.stride(0))
+    strides = (
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        g.stride(0),
+        beta.stride(0),
+    )
     dims = {
         "HEADS": heads, "SHARED": heads // q.shape[1],
         "KEY_DIM": key_dim, "KEYS": max(16, power_of_two(key_dim)), "VALUE_DIM": value_dim,
@@ -207,7 +216,9 @@ def _pass_states(
         own_q = tl.load(queries + at, mask=inside, other=0.0)
         own_k = tl.load(keys + at, mask=inside, other=0.0)
         update = tl.load(fresh + at_values, mask=inside_v, other=0.0).to(tl.float32)
-        weights = tl.load(attention + (chunk * HEADS + head) * CHUNK * CHUNK + index[:, None] * CHUNK + index[None, :])
+        weights = tl.load(
+            attention + (chunk * HEADS + head) * CHUNK * CHUNK + index[:, None] * CHUNK + index[None, :]
+        )
         decay = tl.load(decays + chunk * HEADS + head)
         known = state.to(dtype)
         update -= tl.dot(taken, known, input_precision=PRECISION)

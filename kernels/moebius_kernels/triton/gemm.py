@@ -10,17 +10,13 @@ from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.launch import launch
 from moebius_kernels.triton.grouped_gemm import grouped_gemm
 from moebius_kernels.triton.layouts import Layout, layout_of
+from moebius_kernels.triton.targets import overlapping, power_of_two
 from moebius_kernels.triton.tiling import Tiling
 
 
 def interpreted() -> bool:
     """Kernels run in Triton's interpreter, on the CPU, without PTX."""
     return bool(triton.knobs.runtime.interpret)
-
-
-def dependent_launch(device: torch.device) -> bool:
-    """A kernel may start while the one before it ends (griddepcontrol, from sm_90 on)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,6 @@ def gemm(
     tensors = layout.tensors(matrix)
     name, limit, alpha = _activation(gated)
     blocks = triton.cdiv(n, tiling.rows)
-    pdl = dependent_launch(x.device)
     launch(
         grouped_gemm,
         (routing.programs * blocks * tiling.splits,),
@@ -86,11 +81,11 @@ def gemm(
         N=n, C=columns, CODE=layout.code, SCALES=layout.scales, GROUP=layout.group,
         BLOCK_ROWS=layout.block_rows, ROW_SCALE=layout.row_scale is not None, BIAS=bias is not None,
         ACTIVATION=name, LIMIT=limit, ALPHA=alpha,
-        ROUTING=routing.mode, PAIRS=triton.next_power_of_2(routing.pairs) if routing.mode == "group" else 1,
+        ROUTING=routing.mode, PAIRS=power_of_two(routing.pairs) if routing.mode == "group" else 1,
         SLOTS=routing.slots is not None, PAIRS_OF_X=routing.pairs_of_x,
         TOKENS=tiling.tokens // tiling.parts, PARTS=tiling.parts, ROWS=tiling.rows, COLUMNS=tiling.columns, SPLITS=tiling.splits,
-        DEPTH=tiling.depth,        SWAP=tiling.swap, POLICY="evict_first" if stream else "", ASM=not interpreted(), PDL=pdl, PREFETCH=tiling.prefetch,
-        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers or None, launch_pdl=pdl,
+        DEPTH=tiling.depth,        SWAP=tiling.swap, POLICY="evict_first" if stream else "", ASM=not interpreted(), PREFETCH=tiling.prefetch,
+        num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers or None, **overlapping(x),
     )  # fmt: skip
 
 

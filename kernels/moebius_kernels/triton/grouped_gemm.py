@@ -18,7 +18,7 @@ def grouped_gemm(
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
     ROUTING: tl.constexpr, PAIRS: tl.constexpr, SLOTS: tl.constexpr, PAIRS_OF_X: tl.constexpr,
     TOKENS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr,
-    SWAP: tl.constexpr, POLICY: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
+    SWAP: tl.constexpr, POLICY: tl.constexpr, ASM: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """y[pair, n] = x[pair // PAIRS_OF_X] . W[slot of the pair, n] for n < N; bf16, or fp32 if SPLITS > 1.
 
@@ -28,10 +28,10 @@ def grouped_gemm(
     its pairs that go to the same slot; PAIRS at most), "tiles" (from `align.py`). With an ACTIVATION the
     matrix has 2 N rows, gate rows in `codes` and up rows in `up_codes` from `up_row` on.
 
-    PREFETCH (for PDL): only x comes from the kernel before this one, the rest is older, so that codes can be
+    PREFETCH (with OVERLAP): only x comes from the kernel before this one, the rest is older, so that codes can be
     fetched while that kernel ends.
     """
-    if PDL and not PREFETCH:
+    if OVERLAP and not PREFETCH:
         gdc_wait()
         gdc_launch_dependents()
     program = tl.program_id(0)
@@ -91,7 +91,7 @@ def grouped_gemm(
     STEPS: tl.constexpr = (C + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
     EVEN: tl.constexpr = C == SPLITS * STEPS * COLUMNS
     begin = split * (STEPS * COLUMNS)
-    if PDL and PREFETCH:
+    if OVERLAP and PREFETCH:
         _prefetch(codes, row, begin, C, CODE, STEPS * COLUMNS)
         gdc_wait()
         gdc_launch_dependents()

@@ -62,9 +62,7 @@ def load_rows(
 
 
 @triton.jit
-def store_rows(
-    x, numbers, scales, rows, there, DIM: tl.constexpr, WIDTH: tl.constexpr, FORMAT: tl.constexpr
-):
+def store_rows(x, numbers, scales, rows, there, DIM: tl.constexpr, WIDTH: tl.constexpr, FORMAT: tl.constexpr):
     """Writes fp32 x [N, WIDTH], zero from column DIM on, to `rows` int64 [N] where `there`.
 
     What is not finite becomes 0.

@@ -12,7 +12,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.launch import launch
-from moebius_kernels.triton.gemm import Routing, dependent_launch, gemm, layout_for
+from moebius_kernels.registry import Backend, Query
+from moebius_kernels.triton.gemm import Routing, gemm, layout_for
+from moebius_kernels.triton.layouts import layout_of
+from moebius_kernels.triton.targets import ARCHITECTURES, overlapping
 from moebius_kernels.triton.tiling import Tiling, dense_tiling
 
 
@@ -41,22 +44,21 @@ def tiled_linear(
     width = y.shape[1]
     shares = torch.empty(tiling.splits, tokens, width, dtype=torch.float32, device=x.device)
     gemm(x, block, shares, routing, tiling, stream=tokens <= tiling.tokens)
-    pdl = dependent_launch(x.device)
     launch(
         _sum_shares,
         (tokens * triton.cdiv(width, 512),),
         shares, x if bias is None else bias, y, tokens, y.stride(0),
-        BIAS=bias is not None, WIDTH=width, SPLITS=tiling.splits, BLOCK=512, PDL=pdl, launch_pdl=pdl,
+        BIAS=bias is not None, WIDTH=width, SPLITS=tiling.splits, BLOCK=512, **overlapping(x),
     )  # fmt: skip
 
 
 @triton.jit
 def _sum_shares(
     shares, bias, y, tokens, y_stride,
-    BIAS: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """y[t] = the sum over splits, in their order, of shares[split, t], plus bias."""
-    if PDL:
+    if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
     BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
@@ -65,7 +67,19 @@ def _sum_shares(
     inside = at < WIDTH
     total = tl.zeros((BLOCK,), tl.float32)
     for split in tl.static_range(SPLITS):
-        total += tl.load(shares + (split * tokens.to(tl.int64) + token) * WIDTH + at, inside, 0.0)
+        total += tl.load(shares + (split * tokens + token) * WIDTH + at, inside, 0.0)
     if BIAS:
         total += tl.load(bias + at, inside, 0.0).to(tl.float32)
     tl.store(y + token * y_stride + at, total.to(y.dtype.element_ty), inside)
+
+
+def _admits(query: Query) -> str | None:
+    if query.arguments["x"].dtype != "bfloat16":
+        return f"x is {query.arguments['x'].dtype}, it takes bfloat16"
+    for matrix in query.matrices:
+        if isinstance(reason := layout_of(matrix.format, matrix.shape[-1]), str):
+            return reason
+    return None
+
+
+BACKENDS = (Backend("linear", "triton", linear, architectures=ARCHITECTURES, admits=_admits, compiles=True),)

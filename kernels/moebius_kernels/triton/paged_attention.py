@@ -43,6 +43,11 @@ def _admits(query: Query) -> str | None:
 
 BACKENDS = (
     Backend(
-        "paged_attention", "triton", paged_attention, architectures=ARCHITECTURES, admits=_admits, compiles=True
+        "paged_attention",
+        "triton",
+        paged_attention,
+        architectures=ARCHITECTURES,
+        admits=_admits,
+        compiles=True,
     ),
 )

@@ -12,16 +12,14 @@ from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.launch import launch
 from moebius_kernels.triton.attention_scores import (
     attend_tile,
+    fault_of_rows,
     in_log2,
     load_queries,
     slots_of,
     store_output,
-    with_sinks,
 )
 from moebius_kernels.triton.kv_rows import FORMAT_CODES, scales_of, widths
 from moebius_kernels.triton.targets import overlapping
-
-_LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class PrefillTiling:
     stages: int
 
 
-def prefill_tiling(key_dim: int, itemsize: int, windowed: bool) -> PrefillTiling:
+def prefill_tiling(key_dim: int, itemsize: int, windowed: bool, in_keys: bool) -> PrefillTiling:
     """What was fastest on an H200 with prompts of 8192 tokens."""
     if itemsize == 4:
         return PrefillTiling(32, 32 if key_dim <= 256 else 16, 4, 2)
@@ -42,7 +40,10 @@ def prefill_tiling(key_dim: int, itemsize: int, windowed: bool) -> PrefillTiling
         return PrefillTiling(64 if windowed else 128, 64, 4, 3)
     if key_dim <= 128:
         return PrefillTiling(128, 128, 8, 3)
-    return PrefillTiling(128, 64, 8, 3) if key_dim <= 256 else PrefillTiling(64, 64, 8, 2)
+    if key_dim <= 256:
+        return PrefillTiling(128, 64, 8, 3)
+    # Shared memory decides; values in keys take none.
+    return PrefillTiling(64, 64 if in_keys else 32, 8, 2)
 
 
 def prefill_attention(
@@ -58,7 +59,9 @@ def prefill_attention(
     """Writes the rows of the plan's tiles to `output` [T, heads, Dv]."""
     keys, values = kv_pages.keys, kv_pages.values or kv_pages.keys
     heads = q.shape[1]
-    tiling = tiling or prefill_tiling(keys.dim, q.dtype.itemsize, plan.window is not None)
+    tiling = tiling or prefill_tiling(
+        keys.dim, q.dtype.itemsize, plan.window is not None, kv_pages.values is None
+    )
     parts = TILE_ROWS // tiling.rows
     k0, k1 = widths(keys.dim)
     v0, v1 = widths(kv_pages.value_dim)
@@ -111,14 +114,13 @@ def _prefill(
     position = keys - rows_here + index
     queries = q + row * q_row + head * q_head
     q0 = load_queries(queries, exists, KEY_DIM, 0, K0)
-    fault = tl.sum(q0.to(tl.float32) * 0.0, 1)
+    total = fault_of_rows(q0)
     q1 = q0
     if K1 > 0:
         q1 = load_queries(queries, exists, KEY_DIM, K0, K1)
-        fault += tl.sum(q1.to(tl.float32) * 0.0, 1)
+        total += fault_of_rows(q1)
     table = block_tables + request.to(tl.int64) * table_row
     largest = tl.full((M,), float("-inf"), tl.float32)
-    total = tl.zeros((M,), tl.float32)
     sums0 = tl.zeros((M, V0), tl.float32)
     sums1 = sums0 if V1 == 0 else tl.zeros((M, V1 if V1 > 0 else 16), tl.float32)
 
@@ -154,13 +156,7 @@ def _prefill(
             key_numbers, key_scales, value_numbers, value_scales, scale, softcap,
             KEY_DIM, K0, K1, VALUE_ROW, V0, V1, FORMAT, SOFTCAP, True, REUSE, PRECISION,
         )  # fmt: skip
-    if SINKS:
-        sink = tl.load(sinks + head).to(tl.float32) * _LOG2_E
-        largest, total, fade = with_sinks(largest * in_log2(scale, SOFTCAP), total, tl.broadcast_to(sink, (M,)))
-        sums0 = sums0 * fade[:, None]
-        if V1 > 0:
-            sums1 = sums1 * fade[:, None]
     results = output + (row * HEADS + head) * VALUE_DIM
-    store_output(results, sums0, total, fault, exists, VALUE_DIM, 0, V0)
-    if V1 > 0:
-        store_output(results, sums1, total, fault, exists, VALUE_DIM, V0, V1)
+    largest = largest * in_log2(scale, SOFTCAP)
+    own_sinks = sinks + head + tl.zeros((M,), tl.int32)
+    store_output(results, sums0, sums1, largest, total, own_sinks, exists, VALUE_DIM, V0, V1, SINKS)

@@ -128,9 +128,7 @@ def _negative(bits):
 
 
 @triton.jit
-def _find_floor(
-    logits, best, temperatures, top_ks, top_ps, log_min_ps, floors, vocab, BLOCK: tl.constexpr
-):
+def _find_floor(logits, best, temperatures, top_ks, top_ps, log_min_ps, floors, vocab, BLOCK: tl.constexpr):
     """The least scaled logit that is kept: the least x such that fewer than top_k tokens, holding less than
     top_p of the mass of the top_k, are above it."""
     row = tl.program_id(0).to(tl.int64)

@@ -11,7 +11,13 @@ from tokenizers import Tokenizer
 from moebius_gateway.text.assembler import AnswerAssembler
 from moebius_gateway.text.conversation import Conversation, Tool
 from moebius_gateway.text.errors import PromptError, TextError
-from moebius_gateway.text.parsing.registry import by_name, detect, ends_reasoning, opens_reasoning, spelt_tokens
+from moebius_gateway.text.parsing.registry import (
+    by_name,
+    detect,
+    ends_reasoning,
+    opens_reasoning,
+    spelt_tokens,
+)
 from moebius_gateway.text.parsing.spec import Channel, ParserSpec
 from moebius_gateway.text.parsing.stream import parser_for
 from moebius_gateway.text.template import ChatTemplate

@@ -129,7 +129,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         Scheduler(config),
         sample,
         Grammars(compiler),
-        max_running=settings.max_running,
+        max_running=config.places,
         eos_token_ids=eos_token_ids,
         faults=FaultInjector(settings.inject_faults),
         device_errors=(torch.AcceleratorError,),

@@ -15,6 +15,7 @@ from moebius_worker.engine.models.registry import architecture_of, build_model
 from moebius_worker.engine.weights.layout import LaidOut
 from moebius_worker.engine.weights.load import Fill, Loading, plan_loading
 from moebius_worker.engine.weights.open import open_weights
+from moebius_worker.engine.weights.reader import WeightReader
 
 # The first that is found in a parameter's name says what kind of layer it belongs to.
 _KINDS = (
@@ -102,7 +103,7 @@ def inspect_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype) -> Inspection
         dtype=name,
         kinds=kinds,
         active=_active(model, loading.fills),
-        left_out=_left_out(reader.left_out if isinstance(reader, LaidOut) else ()),
+        left_out=_left_out(reader, model),
         memory=memory,
         context=model.config.max_position_embeddings,
         token_bytes=caches.page_bytes(1, KvFormat.MODEL, dtype, windowed=False),
@@ -139,6 +140,11 @@ def _active(model: Decoder, fills: Sequence[Fill]) -> int:
     return round(sum(map(_numbers, fills)) - routed * (1 - model.expert_share))
 
 
-def _left_out(names: Sequence[str]) -> dict[str, int]:
+def _left_out(reader: WeightReader, model: Decoder) -> dict[str, int]:
     """How many tensors are left out on purpose, by the beginning of their names."""
-    return dict(Counter(".".join(name.split(".")[:2]) for name in names))
+    names = [name for name in reader.tensors if model.ignores(name)]
+    if isinstance(reader, LaidOut):
+        names += reader.left_out
+    # A whole layer, as those that guess further tokens are, has its number.
+    starts = (re.match(r"model\.layers\.\d+|[^.]+(\.[^.]+)?", name) for name in names)
+    return dict(Counter(start[0] for start in starts if start))

@@ -62,6 +62,16 @@ async def test_every_way_to_ask(chatty: Gateway, asked: dict[str, Any], good: st
         assert not lets_through(last(chatty).grammar, f"<think></think>{good}"), "plain text has no format"
 
 
+async def test_reasoning_that_is_turned_off_is_not_let_through(chatty: Gateway) -> None:
+    asked = {"response_format": {"type": "json_object"}}
+    async with chatty.client() as http:
+        for off, thought in ((False, True), (True, False)):
+            switch = {"chat_template_kwargs": {"enable_thinking": not off}}
+            await http.post("/v1/chat/completions", json=CHAT | asked | switch)
+            assert lets_through(last(chatty).grammar, "{}")
+            assert lets_through(last(chatty).grammar, "<think>\nHm\n</think>\n\n{}") is thought
+
+
 async def test_without_demands_there_is_no_grammar(chatty: Gateway) -> None:
     for more in ({}, {"tools": tools()}, {"response_format": {"type": "text"}}):
         await chatty.openai().chat.completions.create(**CHAT | more)

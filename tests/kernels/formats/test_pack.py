@@ -11,15 +11,32 @@ from moebius_kernels.formats.ggml import GGML_TYPES, Ggml
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import pack, packed_format
-
 from tests.kernels.formats.test_ggml import DEVICE, random_bytes, stored
 
-PACKED = [type_ for type_ in sorted(GGML_TYPES) if not isinstance(packed_format(Ggml(type_)), (Ggml, type(None)))]
+PACKED = [
+    type_ for type_ in sorted(GGML_TYPES) if not isinstance(packed_format(Ggml(type_)), (Ggml, type(None)))
+]
 
 
 def test_the_types_that_kernels_read():
     names = {type_.name for type_ in PACKED}
-    assert names == set("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split())
+    assert names == set(
+        [
+            "Q4_0",
+            "Q4_1",
+            "Q5_0",
+            "Q5_1",
+            "Q8_0",
+            "Q2_K",
+            "Q3_K",
+            "Q4_K",
+            "Q5_K",
+            "Q6_K",
+            "IQ4_NL",
+            "IQ4_XS",
+            "MXFP4",
+        ]
+    )
 
 
 # Relative to the largest number of 32. Factors and offsets in bf16 err by 2^-9 each; minima that are subtracted

@@ -1,19 +1,19 @@
 """Random matrices in every stored form that the kernels read, with numbers of the size of real weights."""
 
 import torch
+from gguf import GGMLQuantizationType as Type
 
 from moebius_kernels.formats.dense import Dense
 from moebius_kernels.formats.e2m1_words import E2m1Words
 from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.formats.fp8 import Fp8
+from moebius_kernels.formats.ggml import Ggml
 from moebius_kernels.formats.int_group import IntGroup
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import pack, packed_format
-from moebius_kernels.formats.ggml import Ggml
-from gguf import GGMLQuantizationType as Type
 
-_GGML = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
+_GGML = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 FORMATS: dict[str, Format] = {
     "bf16": Dense(torch.bfloat16),
     "nvfp4": Nvfp4(),
@@ -47,7 +47,9 @@ def random_matrix(format: Format, shape: tuple[int, ...], generator: torch.Gener
     parts = matrix.parts
     match format:
         case Dense():
-            parts["data"].copy_(torch.randn(parts["data"].shape, generator=generator, device=generator.device) * scale)
+            parts["data"].copy_(
+                torch.randn(parts["data"].shape, generator=generator, device=generator.device) * scale
+            )
         case Nvfp4():
             parts["scale"].copy_(_uniform(parts["scale"].shape, generator) * 100)
             parts["row_scale"].copy_(_uniform(parts["row_scale"].shape, generator) * scale / 250)
@@ -67,7 +69,9 @@ def random_matrix(format: Format, shape: tuple[int, ...], generator: torch.Gener
     return matrix
 
 
-def _scale_planes(parts: dict[str, torch.Tensor], format: Format, scale: float, generator: torch.Generator) -> None:
+def _scale_planes(
+    parts: dict[str, torch.Tensor], format: Format, scale: float, generator: torch.Generator
+) -> None:
     size = scale / (64 if format.table else 1 << format.low_bits + format.high_bits - 2)
     half = 1 << format.low_bits + format.high_bits - 1
     if format.scales == "number":

@@ -40,7 +40,7 @@ def test_alignment(name, few, monkeypatch):
     monkeypatch.setattr(module, "FEW_PAIRS", 2048 if few else 0)
     slots = CASES[name].to(DEVICE)
     num_slots, tokens = max(5, int(slots.max()) + 1), 16
-    found = module.align(slots[:, None], None, num_slots, tokens, pdl=False)
+    found = module.align(slots[:, None], None, num_slots, tokens)
     order, tiles = expected(slots.cpu(), num_slots, tokens)
     assert torch.equal(found.sorted_pairs.cpu(), order)
     rows = found.tiles.cpu()

@@ -31,7 +31,9 @@ def few_programs(monkeypatch):
         monkeypatch.setattr(decode, "decode_tiling", lambda *sizes: replace(tiling(*sizes), programs=12))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(4, 4, 7), (6, 2, 16), (9, 3, 1), (8, 1, 16), (40, 2, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "page_size"), [(4, 4, 7), (6, 2, 16), (9, 3, 1), (8, 1, 16), (40, 2, 16)]
+)
 def test_mixed_batch(heads, kv_heads, page_size):
     DeviceWorld(heads, kv_heads, page_size, num_pages=800).check(MIXED)
 
@@ -47,7 +49,9 @@ def test_scores(scores):
     DeviceWorld(6, 2, 7).check(MIXED, **scores)
 
 
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(24, 16), (16, 24), (80, 80), (192, 128), (96, 160), (64, 32)])
+@pytest.mark.parametrize(
+    ("key_dim", "value_dim"), [(24, 16), (16, 24), (80, 80), (192, 128), (96, 160), (64, 32)]
+)
 def test_widths_of_keys_and_values(key_dim, value_dim):
     DeviceWorld(6, 2, 8, key_dim=key_dim, value_dim=value_dim).check([(40, 1), (31, 9)], **ALL)
 

@@ -12,9 +12,10 @@ from moebius_kernels.triton.linear import linear, tiled_linear  # noqa: E402
 from moebius_kernels.triton.tiling import Tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# The interpreter cuts bf16 numbers off instead of rounding them.
+# Numbers and factors are rounded to bf16.
 TOLERANCE = 6e-3
 BF16 = Dense(torch.bfloat16)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def generator(seed=0):

@@ -25,7 +25,9 @@ def check(name, logits, top_k, **options):
     assert torch.equal(got.experts, expected.experts)
 
 
-@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (8, 2), (128, 8), (60, 4), (512, 10), (1000, 16), (1024, 1), (16, 16)])
+@pytest.mark.parametrize(
+    ("experts", "top_k"), [(1, 1), (8, 2), (128, 8), (60, 4), (512, 10), (1000, 16), (1024, 1), (16, 16)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_and_how_many_are_chosen(experts, top_k, dtype):
     logits = draw(3, experts, dtype=torch.float32 if experts > 128 else dtype)
@@ -35,7 +37,9 @@ def test_experts_and_how_many_are_chosen(experts, top_k, dtype):
     check("sigmoid_topk", logits, top_k)
 
 
-@pytest.mark.parametrize(("experts", "groups", "top_groups"), [(160, 8, 3), (64, 8, 8), (32, 32, 6), (48, 3, 2), (256, 8, 4)])
+@pytest.mark.parametrize(
+    ("experts", "groups", "top_groups"), [(160, 8, 3), (64, 8, 8), (32, 32, 6), (48, 3, 2), (256, 8, 4)]
+)
 def test_groups(experts, groups, top_groups):
     logits, bias = draw(5, experts), draw(1, experts, seed=1)[0] * 0.05
     kinds = {"groups": groups, "top_groups": top_groups, "scale": 2.5}

@@ -60,9 +60,14 @@ def test_the_same_tokens_as_the_workers(vocab):
 
 def test_rows_do_not_depend_on_each_other_and_large_seeds():
     params = [SamplingParams(temperature=1.0, seed=seed) for seed in (0, 1, (1 << 63) + 5, (1 << 64) - 1)]
-    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1)).expand(4, -1).contiguous().to(DEVICE)
+    logits = (
+        torch.randn(1, 300, generator=torch.Generator().manual_seed(1)).expand(4, -1).contiguous().to(DEVICE)
+    )
     together, _ = draw_tokens(logits, draws_of(params, [3, 5, 1 << 20, 0]))
-    alone = [draw_tokens(logits[:1], draws_of([one], [at]))[0].item() for one, at in zip(params, [3, 5, 1 << 20, 0], strict=True)]
+    alone = [
+        draw_tokens(logits[:1], draws_of([one], [at]))[0].item()
+        for one, at in zip(params, [3, 5, 1 << 20, 0], strict=True)
+    ]
     assert together.tolist() == alone
     rows = [SampleRow(one, (), (0,) * at) for one, at in zip(params[:2], [3, 5], strict=True)]
     assert alone[:2] == [sampled.token_id for sampled in sample(logits[:2].cpu(), rows)]

@@ -93,7 +93,9 @@ def test_gated_of_what_is_not_finite(activation):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("heads", "dim", "turning"), [(1, 64, 64), (5, 80, 20), (33, 128, 64), (2, 24, 6)])
 def test_rotary(dtype, interleaved, heads, dim, turning):
-    angles = Rotary(RotarySpec(turning, 1e4, interleaved=interleaved), DEVICE)(torch.tensor([0, 5, 70_000], device=DEVICE))
+    angles = Rotary(RotarySpec(turning, 1e4, interleaved=interleaved), DEVICE)(
+        torch.tensor([0, 5, 70_000], device=DEVICE)
+    )
     x = draw(3, heads * dim + 9, dtype=dtype)[:, 4:-5].unflatten(1, (heads, dim))
     x[1, 0, -1], x[2, 0, 0] = INF, NAN
     close(apply_rotary(x, angles), reference_rotary.apply_rotary(x, angles))
@@ -101,17 +103,31 @@ def test_rotary(dtype, interleaved, heads, dim, turning):
 
 @pytest.mark.parametrize("format", KvFormat)
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "turning"), [(8, 2, 32, 32), (9, 3, 80, 20), (40, 1, 64, 64)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "turning"), [(8, 2, 32, 32), (9, 3, 80, 20), (40, 1, 64, 64)]
+)
 def test_rotate_and_write_kv(format, normed, heads, kv_heads, dim, turning):
-    worlds = [DeviceWorld(heads, kv_heads, 8, num_pages=6, key_dim=dim, value_dim=dim, format=format) for _ in range(2)]
+    worlds = [
+        DeviceWorld(heads, kv_heads, 8, num_pages=6, key_dim=dim, value_dim=dim, format=format)
+        for _ in range(2)
+    ]
     plan = worlds[0].plan([Span(5, 4, (4, 2)), Span(7, 1, (1,))])
     angles = Rotary(RotarySpec(turning, 1e4), DEVICE)(torch.tensor([5, 6, 7, 8, 7], device=DEVICE))
     rows = draw(5, (heads + 2 * kv_heads) * dim)
     rows[1, heads * dim + 3], rows[3, -1] = NAN, INF
-    q, k, v = (part.unflatten(1, (-1, dim)) for part in rows.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1))
-    norms = {"q_weight": draw(dim, seed=1), "k_weight": draw(dim, seed=2), "eps": 1e-6, "offset": 1.0} if normed else {}
+    q, k, v = (
+        part.unflatten(1, (-1, dim))
+        for part in rows.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+    )
+    norms = (
+        {"q_weight": draw(dim, seed=1), "k_weight": draw(dim, seed=2), "eps": 1e-6, "offset": 1.0}
+        if normed
+        else {}
+    )
     got = rotate_and_write_kv(q, k, v, angles, worlds[0].pages, plan, **norms)
-    expected = reference_fused.rotate_and_write_kv(q, k, v, angles, worlds[1].pages, plan.expanded(q.dtype), **norms)
+    expected = reference_fused.rotate_and_write_kv(
+        q, k, v, angles, worlds[1].pages, plan.expanded(q.dtype), **norms
+    )
     assert got.isnan().flatten(1).all(1).tolist() == [False, True, False, True, False]
     close(got, expected)
     places = torch.arange(6, device=DEVICE)

@@ -82,6 +82,8 @@ def test_every_number_of_the_format_is_met(format, numbers):
     plan = world.plan([Span(0, 3, (2,))])
     expected, _ = expected_write(k, v, world.pages, plan)
     write_kv(k, v, world.pages, plan)
-    written, expected = (pages.keys.numbers[2, :3].view(torch.uint8).cpu() for pages in (world.pages, expected))
+    written, expected = (
+        pages.keys.numbers[2, :3].view(torch.uint8).cpu() for pages in (world.pages, expected)
+    )
     assert torch.equal(written, expected)
     assert len(written.unique()) >= numbers

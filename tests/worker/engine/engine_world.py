@@ -122,7 +122,7 @@ class Engine:
             Scheduler(config),
             sample,
             grammars,
-            max_running=config.max_running,
+            max_running=config.places,
             eos_token_ids=[],
             faults=FaultInjector(()),
         )

@@ -227,6 +227,15 @@ def test_what_the_scheduler_refuses_is_told(bench: Bench) -> None:
     assert (error.reason, error.retryable, error.in_step) == (pb.REASON_KV_EXHAUSTED, False, False)
 
 
+def test_who_waited_beyond_its_deadline_is_told_that_it_may_come_again(bench: Bench) -> None:
+    urgent = [request(handle, [3, 4], max_tokens=12) for handle in range(1, 41)]
+    bench.submit(*urgent, request(41, [3, 4], priority=5, deadline_ms=1))
+    bench.read_until(lambda b: b.error(41))
+    error = bench.error(41)
+    assert error is not None
+    assert (error.reason, error.retryable, error.in_step) == (pb.REASON_OVERLOADED, True, False)
+
+
 def test_a_step_that_raises_fails_what_was_in_it(bench: Bench) -> None:
     bench.runner.on_trigger = fail
     bench.submit(request(1, [TRIGGER]))

@@ -69,11 +69,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_loads_serves_ignores_polite_signals_and_ends_on_what_it_cannot_understand(model: Path) -> None:
-    with engine(model) as running:
+    with engine(model, max_running=64, max_step_tokens=24) as running:
         assert running.read_until("loading").loading.phase
         ready = running.read_until("ready").ready
         assert (ready.model.architecture, ready.model.device) == ("MixtralForCausalLM", "cpu")
         assert ready.stats.kv_pages_total > 0
+        assert ready.stats.max_running == 24, "each that runs computes a token in each step"
         for number in (signal.SIGINT, signal.SIGTERM):
             running.process.send_signal(number)
         running.read_until("end")

@@ -24,7 +24,10 @@ EXPECTED = (
     # Norms over all heads together are over what is divided.
     (r"full:.*\.self_attn\.[qk]_norm", Shard.COLUMN),
     (r"norm|\.(gate|router|proj|shared_expert_gate)\.(weight|bias)$|e_score|scale|scalar", Shard.NONE),
-    (r"linear_attn|embed_tokens|per_layer|kv_a_proj|q_a_proj|o_proj\.bias", Shard.NONE),
+    (
+        r"linear_attn|hyper_connection|\.ple\.|indexer|embed_tokens|per_layer|kv_a_proj|q_a_proj|o_proj\.bias",
+        Shard.NONE,
+    ),
     (r"self_attn\.(q_b?|k|v|kv_b)_?proj|sinks|lm_head|(gate|up)_proj", Shard.COLUMN),
     (r"(o|down)_proj\.weight", Shard.ROW),
 )
@@ -94,5 +97,7 @@ def test_experts_are_whole_experts(name: str) -> None:
 
 
 def test_every_class_is_here() -> None:
-    built = {ARCHITECTURES[config["architectures"][0]] for config in CONFIGS.values()}
-    assert built | {ARCHITECTURES["Mistral3ForConditionalGeneration"]} == set(ARCHITECTURES.values())
+    # Another name of Llama's parts.
+    built = {ARCHITECTURES["MistralForCausalLM"], ARCHITECTURES["Mistral3ForConditionalGeneration"]}
+    built |= {ARCHITECTURES[config["architectures"][0]] for config in CONFIGS.values()}
+    assert built == set(ARCHITECTURES.values())

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.front import supervisor as supervisor_module
-from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervisor import Supervisor
@@ -44,7 +43,6 @@ async def test_a_model_that_the_front_cannot_read_is_a_permanent_failure_with_it
     def read_served_model(*_: object) -> None:
         raise ArithmeticError("what nobody thought of")
 
-    monkeypatch.setattr(EngineProcess, "start", start)
     monkeypatch.setattr(supervisor_module, "read_served_model", read_served_model)
     state = WorkerState(pid=1)
     exchange = Exchange(state, RequestMetrics(CollectorRegistry()))
@@ -53,7 +51,7 @@ async def test_a_model_that_the_front_cannot_read_is_a_permanent_failure_with_it
         pass
 
     async with asyncio.timeout(10):
-        await Supervisor(WorkerSettings(model="nowhere"), state, exchange, changed).run()
+        await Supervisor(WorkerSettings(model="nowhere"), state, exchange, changed, start).run()
     assert state.state == pb.STATE_FAILED
     assert state.last_fault is not None
     assert "ArithmeticError: what nobody thought of" in state.last_fault.message
