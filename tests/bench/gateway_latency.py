@@ -1,12 +1,13 @@
-"""What the gateway adds to the time to first token: the same worker, asked directly and through the gateway.
+"""What the gateway adds to the time to first token: one worker, asked directly and through the gateway.
 
 Run: python -m tests.bench.gateway_latency [--streams 64] [--seconds 20]
 """
 
 import argparse
 import asyncio
+import itertools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import grpc
 
@@ -16,7 +17,9 @@ from tests.bench.rig import Gateway, chat, gateway, machine, quantile, simulated
 
 TOKENS = 20
 ITL = 0.02
-# A worker that answers at once: every step begins when something came.
+# Direct requests at a time, beside those through the gateway: both see the same worker and machine.
+PROBES = 16
+WARM_SECONDS = 2.0
 FLAGS = ("--sim.ttft", "0.05", "--sim.jitter", "0", "--max-running", "512", "--sim.answer-tokens", "10000")
 
 
@@ -61,18 +64,18 @@ class Direct:
         self._call.cancel()
 
 
-async def sustained(streams: int, seconds: float, ask: Callable[[int], Awaitable[float]]) -> list[float]:
+async def sustained(
+    streams: int, seconds: float, numbers: Iterator[int], ask: Callable[[int], Awaitable[float]]
+) -> list[float]:
     """So many at a time, one after another; their starts are spread over the first answers."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     found: list[float] = []
 
-    async def one(number: int) -> None:
-        await asyncio.sleep(number * TOKENS * ITL / streams)
-        turn = 0
+    async def one(place: int) -> None:
+        await asyncio.sleep(place * TOKENS * ITL / streams)
         while loop.time() < end:
-            found.append(await ask(1 + number + streams * turn))
-            turn += 1
+            found.append(await ask(next(numbers)))
 
     await asyncio.gather(*map(one, range(streams)))
     return found
@@ -86,13 +89,20 @@ async def through(running: Gateway, handle: int) -> float:
 
 
 async def run(streams: int, seconds: float) -> str:
-    async with simulated(*FLAGS, "--sim.itl", str(ITL)) as workers, gateway(workers) as running:
-        async with grpc.aio.insecure_channel(workers[0]) as channel:
-            direct = Direct(channel)
-            await direct.attach()
-            own = await sustained(streams, seconds, direct.ask)
-            direct.close()
-        via = await sustained(streams, seconds, lambda handle: through(running, handle))
+    async with (
+        simulated(*FLAGS, "--sim.itl", str(ITL)) as workers,
+        gateway(workers) as running,
+        grpc.aio.insecure_channel(workers[0]) as channel,
+    ):
+        direct = Direct(channel)
+        await direct.attach()
+        numbers = itertools.count(1)
+        await sustained(streams, WARM_SECONDS, numbers, lambda handle: through(running, handle))
+        own, via = await asyncio.gather(
+            sustained(PROBES, seconds, numbers, direct.ask),
+            sustained(streams, seconds, numbers, lambda handle: through(running, handle)),
+        )
+        direct.close()
     lines = [f"{streams} streams; milliseconds to first token:   median      p99"]
     table = {"worker alone": own, "through the gateway": via}
     for name, values in table.items():
@@ -105,7 +115,7 @@ async def run(streams: int, seconds: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each of the two ways")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long")
     options = parser.parse_args()
     print(machine())
     print(asyncio.run(run(options.streams, options.seconds)))

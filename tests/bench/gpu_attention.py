@@ -18,23 +18,11 @@ from typing import Any
 
 import torch
 
-from moebius_kernels.activations import SILU
 from moebius_kernels.attention_plan import Span
-from moebius_kernels.device_plan import AttentionPlanner, DeviceAttentionPlan, plan_states_on_device
+from moebius_kernels.device_plan import AttentionPlanner, DeviceAttentionPlan
 from moebius_kernels.kv_pages import KvFormat, KvPages
-from moebius_kernels.rotary import Rotary, RotarySpec
-from moebius_kernels.state_plan import StatePlan
-from moebius_kernels.triton.activations import gated
-from moebius_kernels.triton.causal_conv import causal_conv1d
 from moebius_kernels.triton.decode_attention import DecodeTiling, decode_attention
-from moebius_kernels.triton.gated_delta import gated_delta_rule
-from moebius_kernels.triton.paged_attention import paged_attention
 from moebius_kernels.triton.prefill_attention import PrefillTiling, prefill_attention
-from moebius_kernels.triton.rms_norm import add_rms_norm, rms_norm
-from moebius_kernels.triton.rotary import apply_rotary, rotate_and_write_kv
-from moebius_kernels.triton.router import topk_softmax
-from moebius_kernels.triton.sampling import Draws, draw_tokens
-from moebius_kernels.triton.write_kv import write_kv
 
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.3e12, 788e12
 PAGE = 16
@@ -74,7 +62,7 @@ LONGEST_PROMPT = 8192
 DECODE_TILINGS: dict[str, Sequence[DecodeTiling]] = {
     "32/4 x128": [
         DecodeTiling(16, keys, 4, 3, least, programs)
-        for keys, least, programs in ((128, 128, 528), (128, 128, 264), (64, 128, 528), (64, 64, 528), (128, 256, 396), (64, 256, 528))
+        for keys, least, programs in ((128, 128, 528), (128, 128, 264), (64, 128, 528), (128, 256, 396))
     ],
     "32/4 x128 fp8": [DecodeTiling(16, keys, warps, 3) for keys, warps in ((128, 4), (128, 8), (64, 4))],
 }  # fmt: skip
@@ -83,7 +71,7 @@ PREFILL_TILINGS: dict[str, Sequence[PrefillTiling]] = {
         PrefillTiling(128, 128, 8, 3), PrefillTiling(128, 128, 8, 2), PrefillTiling(128, 64, 8, 3),
         PrefillTiling(64, 64, 4, 3), PrefillTiling(64, 64, 4, 2), PrefillTiling(64, 128, 4, 2),
     ],
-    "64/8 x64": [PrefillTiling(128, 64, 4, 3), PrefillTiling(64, 64, 4, 3), PrefillTiling(64, 128, 4, 3), PrefillTiling(128, 128, 4, 3)],
+    "64/8 x64": [PrefillTiling(128, 64, 4, 3), PrefillTiling(64, 64, 4, 3), PrefillTiling(128, 128, 4, 3)],
 }  # fmt: skip
 
 
@@ -125,7 +113,7 @@ def planned(shape: Shape, spans: Sequence[tuple[int, int]]) -> DeviceAttentionPl
     return planner.plan(made)
 
 
-def median_us(launch: Callable[[], None], repeats: int, calls: int) -> float:
+def median_us(launch: Callable[[], Any], repeats: int, calls: int) -> float:
     for _ in range(2):
         launch()
     times = []
@@ -139,7 +127,7 @@ def median_us(launch: Callable[[], None], repeats: int, calls: int) -> float:
     return statistics.median(times)
 
 
-def captured(launch: Callable[[], None]) -> Callable[[], None]:
+def captured(launch: Callable[[], Any]) -> Callable[[], None]:
     launch()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -225,79 +213,6 @@ class Prefill:
         return [timed(tiling) for tiling in tilings]
 
 
-def small_operations() -> None:
-    """What else a decoding layer launches, Qwen3-30B-A3B's and Qwen3.6's sizes: microseconds in a graph of 48."""
-    shape = SHAPES[0]
-    for tokens in (1, 128):
-
-        def rows(*sizes: int) -> torch.Tensor:
-            return torch.randn(tokens, *sizes, device=DEVICE).bfloat16()
-
-        x, residual, weight, head = rows(2048), rows(2048), rows(2048)[0], rows(128)[0]
-        qkv, logits, gate_up = rows(40 * 128), rows(128), rows(2 * 768)
-        q, k, v = (part.unflatten(1, (-1, 128)) for part in qkv.split([4096, 512, 512], dim=1))
-        plan, kv = planned(shape, [(100, 1)] * tokens), allocate(shape, 7 * tokens)
-        angles = Rotary(RotarySpec(128, 1e6), DEVICE)(torch.full((tokens,), 100, device=DEVICE))
-        states, convolved = torch.zeros(tokens, 32, 128, 128, device=DEVICE), rows(8192)
-        kept, taps = (
-            torch.zeros(tokens, 8192, 3, device=DEVICE).bfloat16(),
-            torch.randn(8192, 4, device=DEVICE).bfloat16(),
-        )
-        linear = StatePlan(*(torch.arange(tokens, device=DEVICE) for _ in range(2)), ())
-        delta_q, delta_k, delta_v = rows(16, 128), rows(16, 128), rows(32, 128)
-        g, beta = -rows(32).float().abs(), rows(32).float().sigmoid()
-        calls: dict[str, Callable[[], Any]] = {
-            "rms_norm 2048": lambda: rms_norm(x, weight, 1e-6),
-            "add_rms_norm 2048": lambda: add_rms_norm(x, residual, weight, 1e-6),
-            "rms_norm heads": lambda: rms_norm(q, head, 1e-6),
-            "apply_rotary": lambda: apply_rotary(q, angles),
-            "write_kv": lambda: write_kv(k, v, kv, plan),
-            "rotate_and_write_kv": lambda: rotate_and_write_kv(
-                q, k, v, angles, kv, plan, q_weight=head, k_weight=head, eps=1e-6
-            ),
-            "paged_attention 101": lambda: paged_attention(q, kv, plan),
-            "topk_softmax 128/8": lambda: topk_softmax(logits, 8),
-            "gated 768": lambda: gated(gate_up, SILU),
-            "causal_conv1d 8192": lambda: causal_conv1d(convolved, taps, None, kept, linear, "silu"),
-            "gated_delta_rule 32": lambda: gated_delta_rule(
-                delta_q, delta_k, delta_v, g, beta, states, linear
-            ),
-        }
-        for name, call in calls.items():
-
-            def layers(call: Callable[[], Any] = call) -> None:
-                for _ in range(MOST_LAYERS):
-                    call()
-
-            print(f"{name:22s} {tokens:5d} rows {median_us(captured(layers), 7, MOST_LAYERS):8.1f} us")
-    tokens = LONGEST_PROMPT
-    whole = plan_states_on_device([Span(0, tokens, ())], [0], DEVICE)
-    args = rows_of(tokens, 16, 128), rows_of(tokens, 16, 128), rows_of(tokens, 32, 128)
-    g, beta = -rows_of(tokens, 32).float().abs(), rows_of(tokens, 32).float().sigmoid()
-    print(
-        f"gated_delta_rule {tokens} rows {median_us(lambda: gated_delta_rule(*args, g, beta, states, whole), 5, 1):8.1f} us"
-    )
-    wide = torch.randn(128, 151936, device=DEVICE)
-    column = torch.ones(128, device=DEVICE)
-    for top_k, top_p in ((0, 1.0), (50, 0.9)):
-        draws = Draws(
-            column.long(),
-            column.long(),
-            column,
-            (column * top_k).int(),
-            column * top_p,
-            column * float("-inf"),
-            top_k > 0,
-        )
-        print(
-            f"draw_tokens 128 x 151936, top_k {top_k} {median_us(captured(lambda: draw_tokens(wide, draws)), 5, 1):8.1f} us"
-        )
-
-
-def rows_of(*sizes: int) -> torch.Tensor:
-    return torch.randn(*sizes, device=DEVICE).bfloat16()
-
-
 def jobs(tune: bool) -> list[tuple[Any, Sequence[Any]]]:
     """Cases and the tilings to be tried with each."""
     found: list[tuple[Any, Sequence[Any]]] = []
@@ -305,8 +220,8 @@ def jobs(tune: bool) -> list[tuple[Any, Sequence[Any]]]:
         sizes = [(1, 512), (1, 4096), (32, 4096)] if tune else [(b, c) for c in CONTEXTS for b in BATCHES]
         tilings = DECODE_TILINGS.get(shape.name, ()) if tune else (None,)
         found += ((Decode(shape, batch, context), tilings) for batch, context in sizes if tilings)
-        tilings = PREFILL_TILINGS.get(shape.name, ()) if tune else (None,)
-        found += [(Prefill(shape, LONGEST_PROMPT), tilings)] if tilings else []
+        prompts = PREFILL_TILINGS.get(shape.name, ()) if tune else (None,)
+        found += [(Prefill(shape, LONGEST_PROMPT), prompts)] if prompts else []
     return found
 
 
@@ -346,8 +261,6 @@ def main() -> None:
     begin = time.perf_counter()
     compile_ahead(options.tune)
     print(f"compiled in {time.perf_counter() - begin:.0f} s")
-    if not options.tune:
-        small_operations()
     for case, tilings in jobs(options.tune):
         if time.perf_counter() - begin > options.seconds:
             print("out of time")

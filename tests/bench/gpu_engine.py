@@ -80,11 +80,6 @@ def unproven(prefer: str) -> Operations:
     chosen = {}
     for name in OPERATION_NAMES:
         functions = {backend.name: backend.function for backend in registry.of(name)}
-        if name in ("routed_experts", "linear"):  # TEMPORARY
-            import importlib
-
-            module = importlib.import_module("moebius_kernels.triton." + name.removeprefix("routed_"))
-            functions["triton"] = getattr(module, name)
         chosen[name] = functions.get(prefer, functions["reference"])
     print(
         "by the reference:",
@@ -173,6 +168,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=["qwen3-30b:nvfp4"], help="model:form")
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
+    parser.add_argument("--steps", type=int, default=OUTPUT - 16, help="decode steps that are timed")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--profile", action="store_true", help="the kernels of a decode step of each size")
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
@@ -195,7 +191,7 @@ def main() -> None:
             batch.prefill()
             for _ in range(8):
                 batch.decode()
-            steps = [timed(batch.decode) for _ in range(OUTPUT - 16)]
+            steps = [timed(batch.decode) for _ in range(arguments.steps)]
             step, least = statistics.median(steps), floor(runner, streams)
             print(
                 f"decode {streams:>4} streams: {streams / step:>9.0f} tok/s  {step * 1e3:>7.3f} ms a step, "

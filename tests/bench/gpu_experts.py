@@ -1,6 +1,7 @@
 """Routed experts alone on the GPU: correctness at true dimensions, microseconds, and the tilings' table.
 
-    python -m tests.bench.gpu_experts [--shapes qwen3 ...] [--formats nvfp4 ...] [--tokens 1 8 ...] [--tune FILE]
+    python -m tests.bench.gpu_experts [--shapes qwen3 ...] [--formats nvfp4_words ...] [--tokens 1 8 ...]
+        [--tune kernels/moebius_kernels/triton/tables/hopper.json]
 
 Each figure is the median of replays of a CUDA graph that runs once through several sets of weights, more than
 the L2 holds, and has everything in it between the router's output and the layer's: alignment, gate and up,
@@ -278,9 +279,10 @@ def main() -> None:
                 write_table(args.tune, measured)
             if found:
                 least, size = floor(weights[0], shape, tokens)
+                percent, rate = 100 * least / found.us, size / found.us / 1e3
                 print(
-                    f"{shape_name:7} {name:9} {tokens:5} {found.us:7.1f} us {size / found.us / 1e3:5.0f} GB/s "
-                    f"{100 * least / found.us:3.0f}% err {found.error:.1e} {short(found.tiling)}",
+                    f"{shape_name:7} {name:11} {tokens:5} {found.us:7.1f} us {rate:5.0f} GB/s "
+                    f"{percent:3.0f}% err {found.error:.1e} {short(found.tiling)}",
                     flush=True,
                 )
         del weights
@@ -290,10 +292,15 @@ def main() -> None:
 
 
 def short(tiling: ExpertTiling) -> str:
-    return " | ".join(
-        f"{t.tokens}x{t.rows}x{t.columns} w{t.warps} s{t.stages}{f' k{t.splits}' if t.splits > 1 else ''}{f' d{t.depth}' if t.depth > 1 else ''}{'' if t.swap else ' plain'}"
-        for t in (tiling.gate_up, tiling.down)
-    )
+    return " | ".join(_short(tile) for tile in (tiling.gate_up, tiling.down))
+
+
+def _short(tile: Tiling) -> str:
+    extras = {"k": tile.splits, "d": tile.depth, "p": tile.parts}
+    words = [f"{tile.tokens}x{tile.rows}x{tile.columns} w{tile.warps} s{tile.stages}"]
+    words += [f"{name}{value}" for name, value in extras.items() if value > 1]
+    words += [f"r{tile.registers}"] if tile.registers else []
+    return " ".join(words + ["plain"] * (not tile.swap) + ["prefetch"] * tile.prefetch)
 
 
 if __name__ == "__main__":

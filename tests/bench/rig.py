@@ -77,7 +77,7 @@ async def gateway(workers: Sequence[str], *flags: str, profile: Path | None = No
     process = await asyncio.create_subprocess_exec(
         *dies_with_us(sys.executable, *module),
         *("--listen", f"127.0.0.1:{port}", "--admin-listen", admin, "--workers", ",".join(workers)),
-        *("--log-level", "warning", *flags),
+        *("--log-level", "error", *flags),
     )
     running = Gateway("127.0.0.1", port, admin, psutil.Process(process.pid))
 

@@ -1,7 +1,7 @@
 """A worker that says what a script makes of the prompt: speaks worker.proto, writes as Qwen3 does.
 
-It reasons when asked to think, calls tools one after the other as they are offered, giving each the result of
-the one before, and repeats what it is told. Every answer is a function of the prompt's text, so that a test can
+It reasons when asked to think, calls tools one after the other as they are offered, giving each the result
+of the one before, and repeats what it is told. Every answer is a function of the prompt, so that a test can
 know it.
 """
 

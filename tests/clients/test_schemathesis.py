@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from tests.clients.conftest import Api
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
-# Not that every request which the schemas allow is served: which parameters exclude each other they cannot say.
+# Not that all is served which the schemas allow: which parameters exclude each other they cannot say.
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",

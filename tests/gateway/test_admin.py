@@ -21,7 +21,7 @@ async def administered() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
 
 async def test_the_public_one_has_probes_only() -> None:
     async with administered() as (gateway, admin), gateway.client() as client:
-        for path in ("/livez", "/healthz", "/readyz"):
+        for path in ("/livez", "/healthz", "/readyz", "/health"):
             assert (await client.get(path)).status_code == (await admin.get(path)).status_code == 200
         for path in ("/metrics", "/debug/workers", "/debug/admission", "/debug/clients", "/debug/tasks"):
             assert (await admin.get(path)).status_code == 200

@@ -15,6 +15,7 @@ import openai
 import orjson
 import pytest
 
+from moebius_gateway.auth.keys import hashed, new_key
 from tests.gateway.http_server import events
 from tests.tiny import write_tokenizer
 
@@ -122,6 +123,25 @@ async def test_sigterm_drains_and_exits_with_zero(tmp_path: Path) -> None:
         assert orjson.loads(events(received)[-2])["choices"][0]["finish_reason"] == "length"
         assert events(received)[-1] == "[DONE]"
         assert await log.process.wait() == 0
+
+
+async def test_no_key_is_in_the_log_wherever_a_client_puts_it(tmp_path: Path) -> None:
+    key, file = new_key(), tmp_path / "keys"
+    file.write_text(f"team-a {hashed(key)}\n")
+    async with serving("--api-keys", str(file), "--log-level", "debug") as (http, log):
+        for headers in ({"Authorization": f"Bearer {key}"}, {"x-api-key": key}, {"X-Request-Id": key}):
+            await http.post("/v1/completions", json=PLAIN, headers=headers)
+            await http.get(f"/v1/models/{key}", headers=headers)
+        assert (await http.get("/v1/models", headers={"x-api-key": key})).status_code == 200
+        assert (await http.get("/v1/models")).status_code == 401
+        log.process.terminate()
+        await log.process.wait()
+        await log.until("draining")
+        assert log.process.stderr is not None
+        text = log.seen + (await log.process.stderr.read()).decode()
+    assert '"client": "team-a"' in text
+    assert key not in text
+    assert key[20:] not in text
 
 
 async def test_what_is_left_at_the_end_of_the_grace_is_told_so(tmp_path: Path) -> None:

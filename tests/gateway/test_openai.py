@@ -58,6 +58,27 @@ async def test_usage_comes_last_and_is_null_before(gateway: Gateway) -> None:
         assert last.usage.prompt_tokens_details.cached_tokens == 3
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_usage_until_now_comes_with_every_chunk(gateway: Gateway, n: int) -> None:
+    """Benchmark clients count tokens by it."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked: dict[str, Any] = {"stream": True, "stream_options": options, "n": n}
+    for stream in (
+        await gateway.openai().chat.completions.create(**CHAT, **asked),
+        await gateway.openai().completions.create(**PLAIN, **asked),
+    ):
+        *chunks, last = [chunk async for chunk in stream]
+        of_choices = []
+        for index in range(n):
+            mine = [chunk.usage for chunk in chunks if chunk.choices[0].index == index]
+            counts = [usage.completion_tokens for usage in mine]
+            assert counts == sorted(counts)
+            assert len(set(counts)) > 3
+            assert {usage.prompt_tokens for usage in mine} == {last.usage.prompt_tokens}
+            of_choices.append(counts[-1])
+        assert sum(of_choices) == last.usage.completion_tokens
+
+
 async def test_completions_take_text_and_token_ids_one_or_many(gateway: Gateway) -> None:
     for prompt, count in [("Hi", 1), (["Hi", "Ho"], 2), ([70, 71], 1), ([[70, 71], [72]], 2)]:
         gateway.backend.reset()

@@ -52,6 +52,7 @@ BOTH = [
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
     ("best_of", 2),
+    ("best_of", True),
     ("response_format", {"type": "json_schema"}),
     ("response_format", {"type": "xml"}),
     ("guided_json", {"type": "strin"}),

@@ -1,4 +1,4 @@
-"""The engine on a GPU says what it says on a CPU: every family, with kernels, with and without CUDA graphs."""
+"""The engine on a GPU says what it says on a CPU: each family, with kernels, with and without CUDA graphs."""
 
 from pathlib import Path
 
@@ -25,11 +25,6 @@ def triton() -> Operations:
     chosen = {}
     for name in OPERATION_NAMES:
         functions = {backend.name: backend.function for backend in registry.of(name)}
-        if name in ("routed_experts", "linear"):  # TEMPORARY
-            import importlib
-
-            module = importlib.import_module("moebius_kernels.triton." + name.removeprefix("routed_"))
-            functions["triton"] = getattr(module, name)
         chosen[name] = functions.get("triton", functions["reference"])
     return Operations(**chosen)
 

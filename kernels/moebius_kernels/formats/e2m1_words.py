@@ -14,15 +14,15 @@ from moebius_kernels.formats.format import Component
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 
-# Where in a half of the word the bits of its four codes are: sign, then exponent and mantissa, from the highest
-# on. A bf16 has them at 15, 8, 7 and 6: the first code is in place, the next two are a shift away.
+# Where in a half of the word the bits of its four codes are: sign, then exponent and mantissa, from the
+# highest on. A bf16 has them at 15, 8, 7 and 6: the first code is in place, the next two are a shift away.
 PLACES = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
 
 
 @dataclass(frozen=True, slots=True)
 class E2m1Words:
-    """`base`, but for the order of the bits of `data`: of each 4 bytes, a little-endian word, the low half has
-    the codes of the even columns and the high half those of the odd ones, each as `PLACES` says.
+    """`base`, but for the order of the bits of `data`: of each 4 bytes, a little-endian word, the low half
+    has the codes of the even columns and the high half those of the odd ones, each as `PLACES` says.
 
     NVFP4's `scale` is uint8 here: 5 bits of exponent, biased by 15, and 3 of mantissa; 0 is 2^-15.
     """
@@ -52,7 +52,7 @@ class E2m1Words:
 
 
 def wider_exponents(scale: torch.Tensor) -> torch.Tensor:
-    """uint8 of the E4M3 factors, which must not be negative; 0, whose codes have to be 0 too, is as good as any."""
+    """uint8 of the E4M3 factors, which must not be negative. 0 becomes 2^-15: its codes have to be 0, too."""
     # fp32 has the same three bits of mantissa on top of its own, and all of these numbers are normal in it.
     bits = scale.float().view(torch.int32) >> 20
     return (bits - (112 << 3)).clamp(min=0).to(torch.uint8)

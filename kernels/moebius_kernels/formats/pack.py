@@ -39,7 +39,10 @@ def packed_format(format: Format) -> Format | None:
 
 
 def pack(matrix: StoredMatrix) -> StoredMatrix:
-    """The numbers in the form that kernels read, rounded only as `Planes` says; the matrix itself if it is in one or there is none."""
+    """The numbers in the form that kernels read, rounded only as `Planes` says.
+
+    The matrix itself if it is in one already, or if there is none.
+    """
     target = packed_format(matrix.format)
     if target is None or target == matrix.format:
         return matrix

@@ -53,7 +53,7 @@ class Planes:
         parts = {"low": Component(torch.uint8, columns_per=_OCTET, items=self.low_bits)}
         if self.high_bits:
             parts["high"] = Component(torch.uint8, columns_per=_OCTET, items=self.high_bits)
-        return parts | _scale_components(self.scales, self.group)
+        return {**parts, **_scale_components(self.scales, self.group)}
 
     @property
     def column_block(self) -> int:

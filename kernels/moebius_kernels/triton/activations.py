@@ -31,14 +31,16 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     launch(
         _gated,
         (triton.cdiv(output.numel(), _BLOCK),),
-        rows, output, output.numel(), inner, rows.stride(0), limit, alpha, KIND=kind, BLOCK=_BLOCK, **overlapping(rows),
+        rows, output, output.numel(), inner, rows.stride(0), limit, alpha, KIND=kind, BLOCK=_BLOCK,
+        **overlapping(rows),
     )  # fmt: skip
     return output
 
 
 @triton.jit(do_not_specialize=["count"])
 def _gated(
-    rows, output, count, inner, stride, limit, alpha, KIND: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    rows, output, count, inner, stride, limit, alpha, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count

@@ -22,7 +22,7 @@ _CHUNK = 128
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """`sorted_pairs` int32 [P]; `tiles` int32 [bound, 3]: slot, first and last + 1 in it; slot -1: no tile."""
+    """`sorted_pairs` int32 [P]; `tiles` int32 [bound, 3]: slot (-1: no tile), first and last + 1 in it."""
 
     sorted_pairs: torch.Tensor
     tiles: torch.Tensor
@@ -82,10 +82,7 @@ def align(experts: torch.Tensor, slots: torch.Tensor | None, num_slots: int, tok
 def _slots_of(experts, slots, pair, pairs, num_slots, SLOTS: tl.constexpr):
     """The slots int32 of the pairs; num_slots for those that have none."""
     expert = tl.load(experts + pair, pair < pairs, -1)
-    if SLOTS:
-        slot = tl.load(slots + expert, expert >= 0, -1)
-    else:
-        slot = expert
+    slot = tl.load(slots + expert, expert >= 0, -1) if SLOTS else expert
     return tl.where(slot < 0, num_slots, slot).to(tl.int32)
 
 

@@ -24,7 +24,7 @@ def in_log2(scale, SOFTCAP: tl.constexpr):
 @triton.jit
 def capped(products, scale, softcap, SOFTCAP: tl.constexpr):
     if SOFTCAP:
-        # tanh(x) = 1 - 2 / (exp(2 x) + 1), which needs no tanh of the hardware and overflows to the right ends.
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1) needs no tanh of the hardware and overflows to the right ends.
         products = softcap - 2.0 * softcap / (tl.exp2(products * (scale * 2.0 * _LOG2_E / softcap)) + 1.0)
     return products
 
@@ -33,14 +33,18 @@ def capped(products, scale, softcap, SOFTCAP: tl.constexpr):
 def attend_tile(
     q0, q1, sums0, sums1, largest, total, rows, seen, visible,
     key_numbers, key_scales, value_numbers, value_scales, scale, softcap,
-    KEY_DIM: tl.constexpr, K0: tl.constexpr, K1: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr,
-    FORMAT: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, REUSE: tl.constexpr, PRECISION: tl.constexpr,
+    KEY_DIM: tl.constexpr, K0: tl.constexpr, K1: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr,
+    V1: tl.constexpr,
+    FORMAT: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, REUSE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Takes N keys and their values, at `rows` int64 [N] where `seen`, into the running softmax of M queries.
 
-    q0 [M, K0] and q1 [M, K1], sums of values [M, V0] and [M, V1], largest score (before `in_log2`, whose factor
+    q0 [M, K0] and q1 [M, K1], sums of values [M, V0] and [M, V1],
+    largest score (before `in_log2`, whose factor
     is positive) and sum of weights [M].
-    `visible` [M, N] or [1, N], looked at if MASKED. REUSE: the values are the numbers of the keys' first tile.
+    `visible` [M, N] or [1, N],
+    looked at if MASKED. REUSE: the values are the numbers of the keys' first tile.
     """
     dtype: tl.constexpr = q0.dtype
     k0 = load_rows(key_numbers, key_scales, rows, seen, KEY_DIM, 0, K0, FORMAT, dtype)
@@ -54,11 +58,10 @@ def attend_tile(
     if MASKED:
         scores = tl.where(visible, scores, float("-inf"))
     top = tl.maximum(largest, tl.max(scores, 1))
+    shift = top
     if MASKED:
         # A row that has seen no key yet keeps its sums of zero.
-        shift = tl.where(top == float("-inf"), 0.0, top)
-    else:
-        shift = top
+        shift = tl.where(shift == float("-inf"), 0.0, shift)
     factor = in_log2(scale, SOFTCAP)
     shift = shift * factor
     # One fused operation a score.
@@ -68,9 +71,8 @@ def attend_tile(
     if FORMAT == FP8:
         weights = weights * tl.load(value_scales + rows, mask=seen, other=0.0)[None, :]
     weights = weights.to(dtype)
-    if REUSE:
-        v0 = k0
-    else:
+    v0 = k0
+    if not REUSE:
         v0 = load_rows(value_numbers, value_scales, rows, seen, VALUE_DIM, 0, V0, FORMAT, dtype)
     sums0 = tl.dot(weights, v0, sums0 * fade[:, None], input_precision=PRECISION)
     if V1 > 0:
@@ -98,8 +100,8 @@ def store_output(
     output, sums0, sums1, largest, total, sinks, there,
     DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of values over the sum of weights to the rows at the pointers `output` [M]; zeros for rows that saw
-    nothing. `largest` is in units of log 2; `sinks` [M] point to scores that have no value."""
+    """Sums of values over the sum of weights to the rows at the pointers `output` [M]; zeros where that is
+    zero. `largest` is in units of log 2; `sinks` [M] point to scores that have no value."""
     fade = tl.full(total.shape, 1.0, tl.float32)
     if SINKS:
         sink = tl.load(sinks, mask=there, other=0.0).to(tl.float32) * _LOG2_E

@@ -48,7 +48,8 @@ def causal_conv1d(
         )  # fmt: skip
     if isinstance(plan, DeviceStatePlan) and plan.segments:
         launch(
-            _rows, (len(plan.chunks) * (CHUNK_ROWS // _ROWS), blocks), *tensors, plan.chunks, channels, x.stride(0),
+            _rows, (len(plan.chunks) * (CHUNK_ROWS // _ROWS), blocks), *tensors, plan.chunks, channels,
+            x.stride(0),
             PARTS=CHUNK_ROWS // _ROWS, ROWS=_ROWS, **options, **overlapping(x),
         )  # fmt: skip
         launch(
@@ -68,7 +69,8 @@ def _activated(y, SILU: tl.constexpr):
 @triton.jit
 def _one_row(
     x, weight, bias, states, output, request_rows, request_slots, channels, x_row,
-    TAPS: tl.constexpr, DILATION: tl.constexpr, KEPT: tl.constexpr, KEPT_TILE: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    TAPS: tl.constexpr, DILATION: tl.constexpr, KEPT: tl.constexpr, KEPT_TILE: tl.constexpr,
+    BIAS: tl.constexpr, SILU: tl.constexpr,
     CHANNELS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0)
@@ -105,7 +107,8 @@ def _one_row(
 @triton.jit
 def _rows(
     x, weight, bias, states, output, chunks, channels, x_row,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr, KEPT: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr, KEPT: tl.constexpr,
+    BIAS: tl.constexpr, SILU: tl.constexpr,
     CHANNELS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0) // PARTS
@@ -139,7 +142,8 @@ def _rows(
 
 @triton.jit
 def _keep(
-    x, states, spans, channels, x_row, KEPT: tl.constexpr, KEPT_TILE: tl.constexpr, CHANNELS: tl.constexpr, OVERLAP: tl.constexpr,
+    x, states, spans, channels, x_row, KEPT: tl.constexpr, KEPT_TILE: tl.constexpr, CHANNELS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Leaves the last KEPT inputs of a segment in its state."""
     segment = tl.program_id(0)

@@ -113,9 +113,10 @@ def load_tile(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr, POLICY: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """bf16 (fp32 without ASM) [ROWS, COLUMNS] of the matrix's rows `row` int64 [ROWS] from `column` on; 0 beyond column C.
+    """bf16 (fp32 without ASM) [ROWS, COLUMNS]: columns from `column` on of rows `row` int64; 0 beyond C.
 
-    `hint` from `octet_hint`. `block_row` int64 [ROWS]: the rows of the scales, where rows share them. EVEN: no tile goes beyond C.
+    `hint` from `octet_hint`. `block_row` int64 [ROWS]: the rows of the scales, where rows share them. EVEN:
+    no tile goes beyond C.
     WIDE: scales of a byte are read by fours.
     """
     if CODE == "bf16":
@@ -144,7 +145,8 @@ def octet_hint(codes):
     """int32 [1, 1] of 0, which makes Triton give each thread whole octets of columns.
 
     How many columns side by side a thread has in a product, Triton derives from the narrowest load that the
-    operand depends on: 8 if that is a byte. With fewer, octets would be torn and put together in shared memory.
+    operand depends on: 8 if that is a byte. With fewer, octets would be torn and put together in shared
+    memory.
     LLVM sees that this is 0, later, and removes it.
     """
     byte = tl.load(codes.to(tl.pointer_type(tl.uint8)) + tl.zeros((1, 1), tl.int32))
@@ -260,14 +262,9 @@ def _assembled(
         FACTOR: tl.constexpr = _E4M3_FACTOR if CODE == "e4m3" else 1.0
         s = _words(factor * FACTOR, ROWS, COLUMNS // PER)
     s += hint
-    if high_bits(CODE) > 0:
-        given = (low, high, s)
-    else:
-        given = (low, s)
-    if AFFINE:
-        inputs = given + (_words(offset, ROWS, COLUMNS // PER),)
-    else:
-        inputs = given
+    planes = (low, high, s) if high_bits(CODE) > 0 else (low, s)
+    # Triton's language has no starred expressions.
+    inputs = planes + (_words(offset, ROWS, COLUMNS // PER),) if AFFINE else planes  # noqa: RUF005
     if PER == 4:
         a, b, c, d = tl.inline_asm_elementwise(
             asm, _constraints(4, len(inputs)), inputs, dtype=(tl.bfloat16,) * 4, is_pure=True, pack=1
@@ -320,10 +317,7 @@ def _fields(words, BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
     """The codes in the words [ROWS, n], in the order of the columns."""
     PER: tl.constexpr = 4 if BITS == 8 else 8
     column = tl.arange(0, PER)
-    if BITS >= 4:
-        shift = column * BITS
-    else:
-        shift = (column // 2 + column % 2 * 4) * BITS
+    shift = column * BITS if BITS >= 4 else (column // 2 + column % 2 * 4) * BITS
     return ((words[:, :, None] >> shift[None, None, :]) & ((1 << BITS) - 1)).reshape(ROWS, COLUMNS)
 
 

@@ -18,8 +18,8 @@ def int_codes(low_bits: int, high_bits: int, affine: bool) -> str:
     """Codes of 2 to 6 bits in a low plane of 4 or 2 bits and perhaps a high one of 1 or 2, minus half the
     range, times the factor, plus the offset if `affine`.
 
-    Inputs: the low plane's word, the high plane's if there is one, factor and offset as bf16x2. A low plane of
-    4 bits is in the order of the columns. In all others the even columns' bits come first, then, from the
+    Inputs: the low plane's word, the high plane's if there is one, factor and offset as bf16x2. A low plane
+    of 4 bits is in the order of the columns. In all others the even columns' bits come first, then, from the
     middle of the byte or the two bytes, those of the odd columns.
     """
     inputs = _Inputs(8)
@@ -144,7 +144,7 @@ class _Inputs:
 
 
 def _spread(target: str, plane: str, bits: int, place: int) -> list[str]:
-    """The bits of the even columns from `place` of the lower half on, of the odd ones from the upper half's."""
+    """The even columns' bits from `place` of the lower half on, the odd ones' from that of the upper one."""
     middle = 16 - 4 * bits
     lines = [f"shl.b32 u, {plane}, {middle};", f"or.b32 {target}, {plane}, u;"]
     return lines + ([f"shl.b32 {target}, {target}, {place};"] if place else [])

@@ -1,4 +1,4 @@
-"""Attention of requests with one row each: every KV head's keys are divided among programs (flash decoding)."""
+"""Attention of requests with one row each: a KV head's keys are divided among programs (flash decoding)."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,9 @@ _MOST_SPLITS = 64
 @dataclass(frozen=True, slots=True)
 class DecodeTiling:
     """`heads` queries of a KV head and `keys` at a time; keys are split so that there are about `programs`
-    programs, each with at least `least` keys to itself."""
+    programs, each with at least `least` keys to itself,
+    and `per_root` times the square root of the length: the
+    results of splits are put together one after another, so that more splits are not always faster."""
 
     heads: int
     keys: int
@@ -35,6 +37,7 @@ class DecodeTiling:
     stages: int
     least: int = 128
     programs: int = 528
+    per_root: int = 4
 
 
 def decode_tiling(shared: int, key_dim: int, itemsize: int, requests: int) -> DecodeTiling:
@@ -81,17 +84,20 @@ def decode_attention(
     launch(
         _decode,
         (groups, splits),
-        q, keys.numbers, scales_of(keys), values.numbers, scales_of(values), q if sinks is None else sinks, output,
+        q, keys.numbers, scales_of(keys), values.numbers, scales_of(values), q if sinks is None else sinks,
+        output,
         partial, plan.arrivals, plan.block_tables, plan.first_rows, plan.num_keys,
-        scale, softcap or 0.0, splits, q.stride(0), q.stride(1), plan.block_tables.stride(0), plan.arrivals.stride(0),
+        scale, softcap or 0.0, splits, q.stride(0), q.stride(1), plan.block_tables.stride(0),
+        plan.arrivals.stride(0),
         SHARED=shared, KV_HEADS=kv_heads, BLOCKS=blocks, KEY_DIM=keys.dim, K0=k0, K1=k1,
         VALUE_DIM=kv_pages.value_dim, VALUE_ROW=values.dim, V0=v0, V1=v1, PAGE=plan.page_size,
-        WINDOW=plan.window or 0, FORMAT=FORMAT_CODES[keys.format], SINKS=sinks is not None, SOFTCAP=softcap is not None,
+        WINDOW=plan.window or 0, FORMAT=FORMAT_CODES[keys.format], SINKS=sinks is not None,
+        SOFTCAP=softcap is not None,
         REUSE=kv_pages.values is None and v1 == 0 and v0 == k0 == kv_pages.value_dim,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        M=tiling.heads, N=tiling.keys, LEAST=tiling.least, SPLIT=splits > 1,
-        REAL=real, TOGETHER=max(1, min(8, tiling.warps * 1024 // (real * v0))), STAGES=tiling.stages,
-        num_warps=tiling.warps, **overlapping(q),
+        M=tiling.heads, N=tiling.keys, LEAST=tiling.least, PER_ROOT=tiling.per_root, SPLIT=splits > 1,
+        REAL=real,
+        STAGES=tiling.stages, num_warps=tiling.warps, **overlapping(q),
     )  # fmt: skip
 
 
@@ -100,11 +106,14 @@ def _decode(
     q, key_numbers, key_scales, value_numbers, value_scales, sinks, output,
     partial, arrivals, block_tables, first_rows, num_keys,
     scale, softcap, most_splits, q_row, q_head, table_row, arrival_row,
-    SHARED: tl.constexpr, KV_HEADS: tl.constexpr, BLOCKS: tl.constexpr, KEY_DIM: tl.constexpr, K0: tl.constexpr, K1: tl.constexpr,
+    SHARED: tl.constexpr, KV_HEADS: tl.constexpr, BLOCKS: tl.constexpr, KEY_DIM: tl.constexpr,
+    K0: tl.constexpr, K1: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, FORMAT: tl.constexpr, SINKS: tl.constexpr, SOFTCAP: tl.constexpr,
     REUSE: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, LEAST: tl.constexpr, SPLIT: tl.constexpr, REAL: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, LEAST: tl.constexpr, PER_ROOT: tl.constexpr, SPLIT: tl.constexpr,
+    REAL: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One split of the keys of one request and KV head, for M of its query heads. The last of the splits that
     have keys puts their results together."""
@@ -123,7 +132,8 @@ def _decode(
     if WINDOW > 0:
         oldest = tl.maximum(0, keys - WINDOW)
     length = keys - oldest
-    share = tl.maximum(LEAST, tl.cdiv(tl.cdiv(length, most_splits), N) * N)
+    share = tl.maximum(tl.cdiv(length, most_splits), (tl.sqrt(length.to(tl.float32)) * PER_ROOT).to(tl.int32))
+    share = tl.maximum(LEAST, tl.cdiv(share, N) * N)
     splits = tl.maximum(1, tl.cdiv(length, share))
     if split >= splits:
         return
@@ -175,15 +185,16 @@ def _decode(
             tl.store(counter, 0)
             _put_together(
                 base, splits, row, kv_head, group % BLOCKS, sinks, output,
-                SHARED, KV_HEADS, VALUE_DIM, V0, V1, SINKS, M, REAL, TOGETHER,
+                SHARED, KV_HEADS, VALUE_DIM, V0, V1, SINKS, M, REAL,
             )  # fmt: skip
 
 
 @triton.jit
 def _put_together(
     base, splits, row, kv_head, block, sinks, output,
-    SHARED: tl.constexpr, KV_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, SINKS: tl.constexpr,
-    M: tl.constexpr, REAL: tl.constexpr, TOGETHER: tl.constexpr,
+    SHARED: tl.constexpr, KV_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, V0: tl.constexpr,
+    V1: tl.constexpr, SINKS: tl.constexpr,
+    M: tl.constexpr, REAL: tl.constexpr,
 ):  # fmt: skip
     """The output of M queries, of which REAL or fewer exist, from the results of `splits` programs."""
     WIDTH: tl.constexpr = V0 + V1 + 4
@@ -196,25 +207,21 @@ def _put_together(
     sums0 = tl.zeros((REAL, V0), tl.float32)
     sums1 = sums0 if V1 == 0 else tl.zeros((REAL, V1 if V1 > 0 else 16), tl.float32)
     column = tl.arange(0, V0)
-    # As many splits at a time as there are registers for: their loads are under way together.
-    for first in range(0, splits, TOGETHER):
-        split = first + tl.arange(0, TOGETHER)
-        theirs = base + (split[:, None] * M + lane[None, :]) * WIDTH
-        known = (split < splits)[:, None] & exists[None, :]
-        high = tl.load(theirs + (V0 + V1), mask=known, other=float("-inf"), cache_modifier=".cg")
-        part = tl.load(theirs + (V0 + V1 + 1), mask=known, other=0.0, cache_modifier=".cg")
-        values = theirs[:, :, None] + column[None, None, :]
-        values = tl.load(values, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
-        top = tl.maximum(largest, tl.max(high, 0))
-        shift = tl.where(top == float("-inf"), 0.0, top)
-        fade, weight = tl.exp2(largest - shift), tl.exp2(high - shift[None, :])
-        total = total * fade + tl.sum(part * weight, 0)
-        sums0 = sums0 * fade[:, None] + tl.sum(values * weight[:, :, None], 0)
+    for split in tl.range(0, splits, num_stages=3 if REAL * V0 <= 4096 else 1):
+        theirs = base + (split * M + lane) * WIDTH
+        high = tl.load(theirs + (V0 + V1), mask=exists, other=0.0, cache_modifier=".cg")
+        part = tl.load(theirs + (V0 + V1 + 1), mask=exists, other=0.0, cache_modifier=".cg")
+        top = tl.maximum(largest, high)
+        fade, weight = tl.exp2(largest - top), tl.exp2(high - top)
+        total = total * fade + part * weight
+        values = theirs[:, None] + column[None, :]
+        values = tl.load(values, mask=exists[:, None], other=0.0, cache_modifier=".cg")
+        sums0 = sums0 * fade[:, None] + values * weight[:, None]
         if V1 > 0:
             more = V0 + tl.arange(0, V1 if V1 > 0 else 16)
-            values1 = theirs[:, :, None] + more[None, None, :]
-            values1 = tl.load(values1, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
-            sums1 = sums1 * fade[:, None] + tl.sum(values1 * weight[:, :, None], 0)
+            values1 = theirs[:, None] + more[None, :]
+            values1 = tl.load(values1, mask=exists[:, None], other=0.0, cache_modifier=".cg")
+            sums1 = sums1 * fade[:, None] + values1 * weight[:, None]
         largest = top
     results = output + (row * (KV_HEADS * SHARED) + head) * VALUE_DIM
     store_output(results, sums0, sums1, largest, total, sinks + head, exists, VALUE_DIM, V0, V1, SINKS)

@@ -95,7 +95,7 @@ def _sum_experts(
     SLOTS: tl.constexpr, BIAS: tl.constexpr, TOP_K: tl.constexpr, SPLITS: tl.constexpr,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """y[t] = sum over k, in its order, of weights[t, k] * (all splits of outputs[t, k] + its expert's bias)."""
+    """y[t] = the sum over k, in their order, of weights[t, k] * (all splits of outputs[t, k] + its bias)."""
     BLOCKS: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
     token = (tl.program_id(0) // BLOCKS).to(tl.int64)
     at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)

@@ -60,7 +60,7 @@ def gated_delta_rule(
         )  # fmt: skip
     if isinstance(plan, DeviceStatePlan) and plan.segments:
         tokens, chunks = len(v), len(plan.chunks)
-        # Of each token and value head: its query and its key with their decays, what its update takes from the
+        # Of each token and value head: query and key with their decays, what its update takes from the
         # state, and what it does not. Of each chunk: what its tokens take from its updates.
         queries, keys, from_state = (v.new_empty(tokens, heads, key_dim) for _ in range(3))
         fresh, attention = torch.empty_like(output), v.new_empty(chunks, heads, CHUNK_ROWS, CHUNK_ROWS)
@@ -70,14 +70,15 @@ def gated_delta_rule(
             _prepare,
             (chunks, heads),
             q, k, v, g, beta, queries, keys, from_state, fresh, attention, decays, plan.chunks, *strides,
-            **dims, VALUES=values, CHUNK=CHUNK_ROWS, PRECISION=precision, num_warps=4, **overlapping(v),
+            **dims, VALUES=values, CHUNK=CHUNK_ROWS, PRECISION=precision, num_warps=8, **overlapping(v),
         )  # fmt: skip
         width = min(values, 32)
         launch(
             _pass_states,
             (heads, triton.cdiv(value_dim, width), len(plan.segments)),
             queries, keys, from_state, fresh, attention, decays, states, output, plan.spans,
-            **dims, VALUES=width, CHUNK=CHUNK_ROWS, PRECISION=precision, num_warps=4, num_stages=stages, **overlapping(v),
+            **dims, VALUES=width, CHUNK=CHUNK_ROWS, PRECISION=precision, num_warps=4, num_stages=stages,
+            **overlapping(v),
         )  # fmt: skip
     return output
 
@@ -92,7 +93,8 @@ def _unit(x):
 def _one_token(
     q, k, v, g, beta, states, output, request_rows, request_slots,
     q_row, q_head, k_row, k_head, v_row, v_head, g_row, beta_row,
-    HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr, KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUES: tl.constexpr,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr, KEYS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One value head of one request, VALUES columns of its state."""
@@ -129,10 +131,11 @@ def _one_token(
 def _prepare(
     q, k, v, g, beta, queries, keys, from_state, fresh, attention, decays, chunks,
     q_row, q_head, k_row, k_head, v_row, v_head, g_row, beta_row,
-    HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr, KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUES: tl.constexpr,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr, KEYS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUES: tl.constexpr,
     CHUNK: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """What of a chunk does not depend on the state before it, for one value head; names as in the reference."""
+    """What of a chunk does not depend on the state before it, for one value head; see the reference."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     if OVERLAP:
         gdc_wait()
@@ -185,7 +188,8 @@ def _prepare(
 @triton.jit
 def _pass_states(
     queries, keys, from_state, fresh, attention, decays, states, output, spans,
-    HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr, KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUES: tl.constexpr,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr, KEYS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUES: tl.constexpr,
     CHUNK: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The chunks of one segment, one after another, for one value head and VALUES columns of its state."""

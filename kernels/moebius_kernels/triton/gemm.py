@@ -30,7 +30,7 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Which rows of y go to which slot; `mode` and `tiles` as in `grouped_gemm`, `programs`: how many tiles."""
+    """Which rows of y go to which slot; `mode` and `tiles` as in `grouped_gemm`; `programs` tiles."""
 
     mode: str
     pairs: int
@@ -83,8 +83,9 @@ def gemm(
         ACTIVATION=name, LIMIT=limit, ALPHA=alpha,
         ROUTING=routing.mode, PAIRS=power_of_two(routing.pairs) if routing.mode == "group" else 1,
         SLOTS=routing.slots is not None, PAIRS_OF_X=routing.pairs_of_x,
-        TOKENS=tiling.tokens // tiling.parts, PARTS=tiling.parts, ROWS=tiling.rows, COLUMNS=tiling.columns, SPLITS=tiling.splits,
-        DEPTH=tiling.depth,        SWAP=tiling.swap, POLICY="evict_first" if stream else "", ASM=not interpreted(), PREFETCH=tiling.prefetch,
+        TOKENS=tiling.tokens // tiling.parts, PARTS=tiling.parts, ROWS=tiling.rows, COLUMNS=tiling.columns,
+        SPLITS=tiling.splits, DEPTH=tiling.depth, SWAP=tiling.swap, PREFETCH=tiling.prefetch,
+        POLICY="evict_first" if stream else "", ASM=not interpreted(),
         num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers or None, **overlapping(x),
     )  # fmt: skip
 

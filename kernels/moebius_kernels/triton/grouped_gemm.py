@@ -17,19 +17,21 @@ def grouped_gemm(
     BLOCK_ROWS: tl.constexpr, ROW_SCALE: tl.constexpr, BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
     ROUTING: tl.constexpr, PAIRS: tl.constexpr, SLOTS: tl.constexpr, PAIRS_OF_X: tl.constexpr,
-    TOKENS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr,
-    SWAP: tl.constexpr, POLICY: tl.constexpr, ASM: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr, DEPTH: tl.constexpr, SWAP: tl.constexpr, POLICY: tl.constexpr,
+    ASM: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """y[pair, n] = x[pair // PAIRS_OF_X] . W[slot of the pair, n] for n < N; bf16, or fp32 if SPLITS > 1.
 
-    A program has a tile of at most TOKENS pairs of one slot, or twice as many in two PARTS, each with products
-    of its own, ROWS of the matrix's rows, and one of SPLITS shares of the columns, whose results are `y_split` numbers apart. ROUTING says where tiles come from:
-    "dense" (row i is pair i, one matrix), "single" (a tile a pair), "group" (each program finds those of
-    its pairs that go to the same slot; PAIRS at most), "tiles" (from `align.py`). With an ACTIVATION the
-    matrix has 2 N rows, gate rows in `codes` and up rows in `up_codes` from `up_row` on.
+    A program has a tile of at most TOKENS pairs of one slot, or twice as many in two PARTS, each with
+    products of its own, ROWS of the matrix's rows, and one of SPLITS shares of the columns, whose results are
+    `y_split` numbers apart. ROUTING says where tiles come from: "dense" (row i is pair i, one matrix),
+    "single" (a tile a pair), "group" (each program finds those of its pairs that go to the same slot; PAIRS
+    at most), "tiles" (from `align.py`). With an ACTIVATION the matrix has 2 N rows, gate rows in `codes` and
+    up rows in `up_codes` from `up_row` on.
 
-    PREFETCH (with OVERLAP): only x comes from the kernel before this one, the rest is older, so that codes can be
-    fetched while that kernel ends.
+    PREFETCH (with OVERLAP): only x comes from the kernel before this one, the rest is older, so that codes
+    can be fetched while that kernel ends.
     """
     if OVERLAP and not PREFETCH:
         gdc_wait()

@@ -40,15 +40,15 @@ def scales_of(rows: StoredRows) -> torch.Tensor:
 
 @triton.jit
 def load_rows(
-    numbers, scales, rows, seen, DIM: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr, FORMAT: tl.constexpr, dtype: tl.constexpr,
+    numbers, scales, rows, seen, DIM: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr,
+    FORMAT: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Columns FIRST to FIRST + WIDTH of `rows` int64 [N], zeros where they are not `seen` or do not exist:
     [N, WIDTH] in `dtype`. Of the format FP8 the bare numbers, without their rows' scales."""
     column = FIRST + tl.arange(0, WIDTH)
-    if FIRST + WIDTH <= DIM:
-        inside = seen[:, None]
-    else:
-        inside = seen[:, None] & (column < DIM)[None, :]
+    inside = seen[:, None]
+    if FIRST + WIDTH > DIM:
+        inside = inside & (column < DIM)[None, :]
     tile = tl.load(numbers + rows[:, None] * DIM + column[None, :], mask=inside, other=0.0)
     if FORMAT == INT8:
         BLOCKS: tl.constexpr = (DIM + _BLOCK - 1) // _BLOCK

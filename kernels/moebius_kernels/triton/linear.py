@@ -26,7 +26,7 @@ def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor |
     start = 0
     for block in blocks:
         stop = start + block.shape[0]
-        tiling = dense_tiling(len(rows), *block.shape, layout_for(block).code)
+        tiling = dense_tiling(len(rows), block.shape, layout_for(block).code)
         tiled_linear(rows, block, None if bias is None else bias[start:stop], y[:, start:stop], tiling)
         start = stop
     return y.view(*x.shape[:-1], y.shape[-1])

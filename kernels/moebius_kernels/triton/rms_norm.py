@@ -91,7 +91,8 @@ def _three_dimensions(x: torch.Tensor) -> torch.Tensor:
 @triton.jit(do_not_specialize=["rows"])
 def _norm(
     x, z, weight, output, eps, offset, rows, heads, x_row, x_head, z_row, z_head,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WEIGHT: tl.constexpr, KIND: tl.constexpr, OVERLAP: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, WEIGHT: tl.constexpr, KIND: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -109,7 +110,7 @@ def _norm(
     y = wide * (1.0 / tl.sqrt_rn(squares + eps))[:, None]
     if WEIGHT:
         y = y * factor[None, :]
-    if (KIND == _SILU) or (KIND == _SIGMOID):
+    if KIND != _PLAIN and KIND != _L2:
         at = (row // heads) * z_row + (row % heads) * z_head
         gate = tl.load(z + at[:, None] + column[None, :], mask=inside, other=0.0).to(tl.float32)
         y = y * tl.sigmoid(gate)

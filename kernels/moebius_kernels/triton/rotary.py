@@ -1,4 +1,4 @@
-"""Rotary position embedding; with all that stands between the projections of a layer and its attention, too."""
+"""Rotary position embedding, and in one launch all that is between a layer's projections and attention."""
 
 import torch
 import triton
@@ -60,8 +60,10 @@ def rotate_and_write_kv(
     launch(
         _rotate_and_write,
         (tokens, 1 + triton.cdiv(heads, share)),
-        q, k, v, angles.cos, angles.sin, q if q_weight is None else q_weight, k if k_weight is None else k_weight,
-        output, keys.numbers, scales_of(keys), values.numbers, scales_of(values), plan.slots, heads, eps, offset,
+        q, k, v, angles.cos, angles.sin, q if q_weight is None else q_weight,
+        k if k_weight is None else k_weight,
+        output, keys.numbers, scales_of(keys), values.numbers, scales_of(values), plan.slots, heads, eps,
+        offset,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         KEY_DIM=dim, KEY_WIDTH=width, VALUE_DIM=values.dim, VALUE_WIDTH=value_width,
         TURNING=angles.cos.shape[-1], INTERLEAVED=angles.interleaved, NORM=q_weight is not None,
@@ -74,10 +76,7 @@ def rotate_and_write_kv(
 @triton.jit
 def _partner(column, TURNING: tl.constexpr, INTERLEAVED: tl.constexpr):
     """The column that turns together with another one; a column that does not turn is its own."""
-    if INTERLEAVED:
-        other = column ^ 1
-    else:
-        other = (column + TURNING // 2) % TURNING
+    other = column ^ 1 if INTERLEAVED else (column + TURNING // 2) % TURNING
     return tl.where(column < TURNING, other, column)
 
 
@@ -94,7 +93,8 @@ def _turned(x, partners, cos, sin, token, column, TURNING: tl.constexpr):
 @triton.jit
 def _rotate(
     x, cos, sin, output, heads, x_row, x_head,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, TURNING: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, OVERLAP: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, TURNING: tl.constexpr, INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -115,7 +115,8 @@ def _rotate(
 @triton.jit
 def _normed_and_turned(
     x, exists, cos, sin, weight, token, eps, offset,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, TURNING: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, TURNING: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORM: tl.constexpr,
 ):  # fmt: skip
     """The rows at the pointers x [N]: [N, WIDTH], fp32, rounded as separate operations would."""
     dtype: tl.constexpr = x.dtype.element_ty
@@ -141,7 +142,8 @@ def _rotate_and_write(
     q_row, q_head, k_row, k_head, v_row, v_head,
     KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     TURNING: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KV_TILE: tl.constexpr, FORMAT: tl.constexpr, OVERLAP: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KV_TILE: tl.constexpr, FORMAT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Of one token the keys and values, or some of its queries. Whoever writes the queries looks at keys and
     values too: a fault of these must show in the queries."""

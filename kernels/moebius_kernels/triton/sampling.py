@@ -1,8 +1,8 @@
 """Tokens from logits on the device, with nobody waiting: the same draws as `moebius_worker.engine.draw`.
 
 A draw is the arg max of logits / temperature + Gumbel noise, whose bits are a hash of (seed, position, token
-id); the worker's module says why. Nothing is sorted: the last value that top-k and top-p keep is found by
-bisection of the floats, each step one pass over a row.
+id); the worker's module says why. What top-k and top-p keep is looked for among the best tokens; should these
+not hold enough of the mass, in the row concerned a bisection of the floats goes over all.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ _FIRST, _SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB13311
 class Draws:
     """How N rows are drawn, on the device. `streams` int64 [N]: `mix(seed + golden)` of each row's seed;
     `positions` int64 [N]; `temperature` [N], 0 for the most probable token; `top_k` int32 [N], 0 for all;
-    `top_p` [N]; `log_min_p` [N], -inf for 0. `truncated`: a row has a top_k or a top_p below 1."""
+    `top_p` [N]; `log_min_p` [N], -inf for 0. `candidates`: how many tokens top-k and top-p look at first, no
+    fewer than the largest top_k; 0 if no row has either."""
 
     streams: torch.Tensor
     positions: torch.Tensor
@@ -32,7 +33,7 @@ class Draws:
     top_k: torch.Tensor
     top_p: torch.Tensor
     log_min_p: torch.Tensor
-    truncated: bool
+    candidates: int
 
 
 def draw_tokens(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,18 +50,13 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch
     tile = power_of_two(blocks)
     launch(_top_of_block, (rows, blocks), logits, tops, vocab, blocks, BLOCK=_BLOCK)
     launch(_top_of_row, (rows,), tops, best, blocks, TILE=tile)
-    if draws.truncated:
-        floors = torch.empty_like(floors)
-        launch(
-            _find_floor,
-            (rows,),
-            logits, best, draws.temperature, draws.top_k, draws.top_p, draws.log_min_p, floors, vocab,
-            BLOCK=8 * _BLOCK, num_warps=16,
-        )  # fmt: skip
+    if draws.candidates:
+        floors = _floors(logits, best, draws)
     launch(
         _draw_in_block,
         (rows, blocks),
-        logits, best, floors, draws.temperature, draws.streams, draws.positions, sums, places, vocab, blocks, BLOCK=_BLOCK,
+        logits, best, floors, draws.temperature, draws.streams, draws.positions, sums, places, vocab,
+        blocks, BLOCK=_BLOCK,
     )  # fmt: skip
     launch(_draw_in_row, (rows,), sums, places, token_ids, blocks, TILE=tile)
     return token_ids, best
@@ -74,6 +70,35 @@ def top_logprobs(
     table = logits.log_softmax(dim=-1)
     values, ids = table.topk(width, dim=-1)
     return table.gather(1, token_ids.unsqueeze(1)).squeeze(1), ids, values
+
+
+def _floors(logits: torch.Tensor, best: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """The least logit over temperature that a row keeps, [N]; -inf for all."""
+    vocab = logits.shape[1]
+    width = min(vocab, draws.candidates)
+    warm = draws.temperature > 0
+    temperature = torch.where(warm, draws.temperature, 1.0).unsqueeze(1)
+    top_p, best_of_row = draws.top_p.double().unsqueeze(1), best.unsqueeze(1)
+    limit = torch.where(draws.top_k == 0, vocab, draws.top_k.clamp(max=vocab)).unsqueeze(1)
+    values = (logits.topk(width, dim=-1).values - best_of_row) / temperature
+    all_mass = ((logits - best_of_row) / temperature).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
+    inside = torch.arange(width, device=logits.device) < limit
+    mass = values.double().exp_() * inside
+    up_to = mass.cumsum(dim=-1)
+    total = torch.where(limit > width, all_mass, up_to[:, -1:])
+    # A token is kept if those before it do not yet hold the mass; the first one always is.
+    kept = (inside & (up_to - mass < top_p * total)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    everything = (limit == vocab) & (top_p >= 1)
+    floors = values.gather(1, kept - 1).masked_fill_(everything, float("-inf"))
+    unfinished = (kept == width) & (limit > width) & ~everything & warm.unsqueeze(1)
+    floors = floors.squeeze(1)
+    launch(
+        _search_floor,
+        (len(logits),),
+        logits, best, temperature, draws.top_p, all_mass, unfinished, floors, vocab, BLOCK=8 * _BLOCK,
+        num_warps=16,
+    )  # fmt: skip
+    return floors.maximum(draws.log_min_p)
 
 
 @triton.jit
@@ -107,61 +132,33 @@ def _scaled(values, top, temperature):
 
 
 @triton.jit
-def _above(logits, top, temperature, bound, vocab, BLOCK: tl.constexpr):
-    """How many tokens are scaled above `bound`, and their mass."""
-    count = tl.zeros((BLOCK,), tl.int32)
-    mass = tl.zeros((BLOCK,), tl.float64)
-    for first in range(0, vocab, BLOCK):
-        token = first + tl.arange(0, BLOCK)
-        values = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
-        scaled = _scaled(values, top, temperature)
-        inside = scaled > bound
-        count += inside.to(tl.int32)
-        mass += tl.where(inside, tl.exp(scaled), 0.0).to(tl.float64)
-    return tl.sum(count, 0), tl.sum(mass, 0)
-
-
-@triton.jit
 def _negative(bits):
     """The float at most 0 with these bits but for the sign: larger bits, smaller float."""
     return -(bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
-def _find_floor(logits, best, temperatures, top_ks, top_ps, log_min_ps, floors, vocab, BLOCK: tl.constexpr):
-    """The least scaled logit that is kept: the least x such that fewer than top_k tokens, holding less than
-    top_p of the mass of the top_k, are above it."""
+def _search_floor(
+    logits, best, temperatures, top_ps, all_mass, unfinished, floors, vocab, BLOCK: tl.constexpr
+):
+    """The least x such that the tokens above it hold less than top_p of the mass, where it is not known."""
     row = tl.program_id(0).to(tl.int64)
-    own = logits + row * vocab
-    top, temperature = tl.load(best + row), tl.load(temperatures + row)
-    top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64)
-    floor = tl.load(log_min_ps + row)
-    limit = tl.where(top_k == 0, vocab, tl.minimum(top_k, vocab))
-    if (temperature > 0.0) and ((limit < vocab) or (top_p < 1.0)):
-        # -inf has the bits 0x7F800000; scaled logits are at most 0.
-        lowest = tl.full((), 0x7F800000, tl.int32)
-        if limit < vocab:
-            low, high = tl.full((), 0, tl.int32), lowest
-            for _ in range(31):
-                middle = low + (high - low) // 2
-                count, _mass = _above(own, top, temperature, _negative(middle), vocab, BLOCK)
-                fits = count < limit
-                low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
-            # `low` fits, `high` does not: the value of the last of top_k.
-            lowest = low
-        count, total = _above(own, top, temperature, _negative(lowest), vocab, BLOCK)
-        last = tl.exp(_negative(lowest)).to(tl.float64)
-        total += (limit - count).to(tl.float64) * last
-        if top_p < 1.0:
-            low, high = tl.full((), 0, tl.int32), lowest + 1
-            for _ in range(31):
-                middle = low + (high - low) // 2
-                count, mass = _above(own, top, temperature, _negative(middle), vocab, BLOCK)
-                fits = mass < top_p * total
-                low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
-            lowest = low
-        floor = tl.maximum(floor, _negative(lowest))
-    tl.store(floors + row, floor)
+    if tl.load(unfinished + row):
+        top, temperature = tl.load(best + row), tl.load(temperatures + row)
+        enough = tl.load(top_ps + row).to(tl.float64) * tl.load(all_mass + row)
+        # `low` is such an x, `high` is not. 0x7F800000 is -inf; logits over temperature are at most 0.
+        low, high = tl.full((), 0, tl.int32), tl.full((), 0x7F800001, tl.int32)
+        for _ in range(31):
+            middle = low + (high - low) // 2
+            mass = tl.zeros((BLOCK,), tl.float64)
+            for first in range(0, vocab, BLOCK):
+                token = first + tl.arange(0, BLOCK)
+                values = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+                scaled = _scaled(values, top, temperature)
+                mass += tl.where(scaled > _negative(middle), tl.exp(scaled), 0.0).to(tl.float64)
+            fits = tl.sum(mass, 0) < enough
+            low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
+        tl.store(floors + row, _negative(low))
 
 
 @triton.jit

@@ -5,11 +5,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A program's tile: at most `tokens` rows of x by `rows` of the matrix, `columns` at a time, shared by
-    `splits` programs, and in a program by `depth` groups of warps. The tokens may be in two `parts`, products of
-    their own with the same numbers of the matrix. `registers`: the most that a thread may have, 0 for any. `swap`: the matrix is the side of the tensor cores' product that has 16 rows or 64, so
-    that 8 tokens fill the other. `prefetch`: of a kernel to whose predecessor only x is owed, here that of
-    down: it fetches codes into the L2 while its predecessor ends."""
+    """A program's tile: at most `tokens` rows of x by `rows` of the matrix, `columns` at a time.
+
+    `splits` programs share the columns, and in a program `depth` groups of warps. The tokens may be in two
+    `parts`, products of their own with the same numbers of the matrix. `registers`: the most that a thread
+    may have, 0 for any. `swap`: the matrix is the side of the tensor cores' product that has 16 rows or 64,
+    so that 8 tokens fill the other. `prefetch`: of a kernel to whose predecessor only x is owed, here that of
+    down: it fetches codes into the L2 while its predecessor ends.
+    """
 
     tokens: int
     rows: int
@@ -36,8 +39,9 @@ class ExpertTiling:
 _PROGRAMS = 528
 
 
-def dense_tiling(tokens: int, rows: int, columns: int, code: str) -> Tiling:
-    """For a matrix [rows, columns] whose codes are `code`."""
+def dense_tiling(tokens: int, shape: tuple[int, ...], code: str) -> Tiling:
+    """For a matrix of `shape` [R, C] whose codes are `code`."""
+    rows, columns = shape
     wide = code in ("bf16", "e4m3", "int8")
     if tokens <= 32:
         tile = 8 if tokens <= 8 else 16 if tokens <= 16 else 32

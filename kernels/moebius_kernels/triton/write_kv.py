@@ -51,7 +51,8 @@ def tile_width(dim: int) -> int:
 @triton.jit
 def _write(
     k, v, key_numbers, key_scales, value_numbers, value_scales, slots, faults, k_row, k_head, v_row, v_head,
-    KV_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     FORMAT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token."""

@@ -7,5 +7,6 @@ load.py      many of them: closed loop and open loop
 sweep.py     level after level: warm, load, measure
 measure.py   the statistics
 result.py    what is measured, as data and as JSON
-report.py, compare.py, plot.py   for people
+progress.py, report.py, compare.py, plot.py   for people
+command.py   the command line
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 
+from moebius_cli.bench.connections import Connections
 from moebius_cli.bench.prompts import WORDS
 from moebius_cli.bench.result import LengthControl
 from moebius_cli.bench.stream import RequestError, Stream, Tally, ask, refusal
@@ -43,10 +44,11 @@ class Dialect:
 
 
 # The fullest first.
+CONTROLS: tuple[LengthControl, ...] = ("ignore_eos", "min_tokens", "none")
 DIALECTS = tuple(
     Dialect(control, usage, limit)
     for limit, usage, control in itertools.product(
-        ("max_tokens", "max_completion_tokens"), (True, False), ("ignore_eos", "min_tokens", "none")
+        ("max_tokens", "max_completion_tokens"), (True, False), CONTROLS
     )
 )
 
@@ -71,11 +73,15 @@ class Endpoint:
     lengths: Lengths | None
 
 
-async def examine(client: httpx.AsyncClient, model: str | None, timeout: float) -> Endpoint:
-    """Asks the endpoint a few short questions. Raises CliError in its words if it does not answer them."""
-    model = model or await first_model(client)
-    dialect = await _find_dialect(client, model, timeout)
-    asked = [await _probe(client, dialect, model, rounds, timeout) for rounds in (1, 2)]
+async def examine(connections: Connections, model: str | None, limit: float) -> Endpoint:
+    """Asks the endpoint a few short questions, each for at most `limit` seconds.
+
+    Raises CliError in its words if it does not answer them.
+    """
+    async with connections.one() as client:
+        model = model or await first_model(client)
+        dialect = await _find_dialect(client, model, limit)
+        asked = [await _probe(client, dialect, model, rounds, limit) for rounds in (1, 2)]
     return Endpoint(model, dialect, fitted(asked[0].input_tokens, asked[1].input_tokens))
 
 
@@ -102,9 +108,9 @@ async def first_model(client: httpx.AsyncClient) -> str:
         raise CliError(f"{client.base_url}models lists no model: name one with --model.") from error
 
 
-async def _find_dialect(client: httpx.AsyncClient, model: str, timeout: float) -> Dialect:
+async def _find_dialect(client: httpx.AsyncClient, model: str, limit: float) -> Dialect:
     for dialect in DIALECTS:
-        stream = await ask(client, dialect.body(model, "Hello!", 1), timeout, Tally())
+        stream = await ask(client, dialect.body(model, "Hello!", 1), limit, Tally())
         if stream.error is None or stream.error.status not in UNKNOWN_PARAMETER:
             break
     _check(client, stream.error)
@@ -112,10 +118,10 @@ async def _find_dialect(client: httpx.AsyncClient, model: str, timeout: float) -
 
 
 async def _probe(
-    client: httpx.AsyncClient, dialect: Dialect, model: str, rounds: int, timeout: float
+    client: httpx.AsyncClient, dialect: Dialect, model: str, rounds: int, limit: float
 ) -> Stream:
     body = dialect.body(model, " ".join(WORDS * rounds), 1)
-    stream = await ask(client, body, timeout, Tally())
+    stream = await ask(client, body, limit, Tally())
     _check(client, stream.error)
     return stream
 

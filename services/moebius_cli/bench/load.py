@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from moebius_cli.bench.result import Load
 from moebius_cli.bench.stream import Stream
@@ -13,7 +14,7 @@ from moebius_cli.bench.stream import Stream
 # Seconds that a stream of a closed loop waits after a failure: a server that refuses at once is not stormed.
 PAUSE = 0.5
 
-Send = Callable[[], Awaitable[Stream]]
+Send = Callable[[], Coroutine[Any, Any, Stream]]
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,12 @@ async def closed_loop(concurrency: int, extent: Extent, send: Send) -> list[Stre
 
 
 async def open_loop(rate: float, extent: Extent, send: Send, rng: random.Random) -> list[Stream]:
-    """Requests come as a Poisson process, `rate` a second in the mean, whether earlier ones have ended or not."""
+    """Requests come as a Poisson process, `rate` a second in the mean, whatever became of earlier ones."""
     tasks = []
     due = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for _ in extent.tickets():
-            tasks.append(group.create_task(_sent(send)))
+            tasks.append(group.create_task(send()))
             due += rng.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
     return [task.result() for task in tasks]
-
-
-async def _sent(send: Send) -> Stream:
-    return await send()

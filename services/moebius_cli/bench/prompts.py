@@ -3,12 +3,13 @@
 import random
 
 # Common words, mostly one token each in the vocabularies of today.
-WORDS = tuple(
-    "time year people way day man thing woman life child world school state family student group country "
-    "problem hand part place case week company system program question work government number night point "
-    "home water room mother area money story fact month lot right study book eye job word business issue "
-    "side kind head house service friend father power hour game line end member law".split()
-)
+_COMMON = """
+time year people way day man thing woman life child world school state family student group country problem
+hand part place case week company system program question work government number night point home water room
+mother area money story fact month lot right study book eye job word business issue side kind head house
+service friend father power hour game line end member law
+"""
+WORDS = tuple(_COMMON.split())
 
 
 def words(count: int, rng: random.Random) -> list[str]:
@@ -20,7 +21,7 @@ def words(count: int, rng: random.Random) -> list[str]:
 
 
 class Prompts:
-    """Prompts of `own` words, after `shared` words that all of them begin with. Random: none is made again."""
+    """Prompts of `own` words, after `shared` words that all of them begin with. Two runs share nothing."""
 
     def __init__(self, shared: int, own: int) -> None:
         self._rng = random.Random()

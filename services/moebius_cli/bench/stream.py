@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 
-CONNECT_SECONDS = 10.0
 SHOWN_CHARACTERS = 300
 
 
@@ -46,35 +45,23 @@ class Stream:
     error: RequestError | None = None
 
 
-def client(url: str, api_key: str | None) -> httpx.AsyncClient:
-    """For a load: as many connections as streams, kept open. No proxy stands between."""
-    return httpx.AsyncClient(
-        base_url=url,
-        # A compressed stream would be timed by its compressor's blocks.
-        headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
-        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        trust_env=False,
-    )
-
-
-async def ask(client: httpx.AsyncClient, body: bytes, timeout: float, tally: Tally) -> Stream:
-    """Sends a chat completion and reads it to its end. `timeout`: seconds for all of it.
+async def ask(client: httpx.AsyncClient, body: bytes, limit: float, tally: Tally) -> Stream:
+    """Sends a chat completion and reads it to its end. `limit`: seconds for all of it.
 
     Never raises for what the endpoint does: that is the stream's `error`.
     """
     stream = Stream(time.monotonic())
     tally.in_flight += 1
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(limit):
             await _read(client, body, stream, tally)
         tally.completed += 1
     except RequestError as error:
         stream.error = error
     except TimeoutError:
-        stream.error = RequestError("timeout", f"not complete after {timeout:g} s")
+        stream.error = RequestError("timeout", f"not complete after {limit:g} s")
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        stream.error = RequestError("connect", str(error) or f"no connection within {CONNECT_SECONDS:g} s")
+        stream.error = RequestError("connect", str(error) or "no connection in time")
     except httpx.HTTPError as error:
         stream.error = RequestError("connection lost", str(error) or type(error).__name__)
     finally:

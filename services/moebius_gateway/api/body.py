@@ -47,7 +47,7 @@ async def _read(request: Request) -> bytes:
 def _parse(body: bytes, parameters: type[Parameters]) -> Parameters:
     try:
         data = orjson.loads(body)
-        if body.count(b"{") + body.count(b"[") > MAX_NESTING and _nesting(data) > MAX_NESTING:
+        if body.count(b"{") + body.count(b"[") > MAX_NESTING and nesting(data) > MAX_NESTING:
             raise invalid(f"the body is nested deeper than {MAX_NESTING}")
         return parameters.model_validate(data)
     except orjson.JSONDecodeError as error:
@@ -56,7 +56,7 @@ def _parse(body: bytes, parameters: type[Parameters]) -> Parameters:
         raise _refusal(error) from error
 
 
-def _nesting(data: Any) -> int:
+def nesting(data: Any) -> int:
     """How many objects and lists stand in one another."""
     depth, level = 0, [data]
     while level := [value for value in level if isinstance(value, dict | list)]:
@@ -78,6 +78,8 @@ def _refusal(error: ValidationError) -> ApiError:
             return invalid(f"missing required parameter: '{param}'", param, "missing_required_parameter")
         case "unsupported":
             return invalid(f"'{param}' is not supported yet", param, "unsupported_parameter")
+        case "model_type":
+            return invalid(f"'{param}' is not an object" if param else "the body is not an object", param or None)
         case _:
             about = f"invalid value for '{param}': " if param else ""
             return invalid(about + fault["msg"], param or None)

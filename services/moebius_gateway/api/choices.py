@@ -27,6 +27,15 @@ class Choice:
     first_of_prompt: bool
     cached_tokens: int = 0
 
+    def usage(self) -> "Usage":
+        """What this one has cost so far."""
+        return Usage(
+            len(self.generation.prompt_ids),
+            self.text.generated_tokens,
+            self.cached_tokens,
+            self.text.reasoning_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

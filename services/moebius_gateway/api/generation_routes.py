@@ -30,6 +30,7 @@ async def chat_completions(services: Services, http: Request) -> Response:
         prepared.text.token_bytes,
         logprobs=body.logprobs,
         include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
     )
     return await deliver(services, http, prepared, dialect)
 
@@ -42,6 +43,7 @@ async def completions(services: Services, http: Request) -> Response:
         prepared.text.token_bytes,
         logprobs=body.logprobs is not None,
         include_usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
         echo=[prepared.text.decode(c.generation.prompt_ids) for c in prepared.choices] if body.echo else (),
     )
     return await deliver(services, http, prepared, dialect)

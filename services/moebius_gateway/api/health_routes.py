@@ -1,4 +1,4 @@
-"""GET /livez, /healthz and /readyz: for probes, answered from memory."""
+"""GET /livez, /healthz, /readyz and /health: for probes, answered from memory."""
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -15,6 +15,8 @@ def health_router(services: Services) -> APIRouter:
         """The process answers. Whether it can serve is not asked: restarting it would repair nothing."""
         return JSONResponse({"status": "alive"})
 
+    # Where other serving engines say it: benchmark clients ask there before they start.
+    @router.api_route("/health", methods=["GET", "HEAD"])
     @router.api_route("/readyz", methods=["GET", "HEAD"])
     async def readyz() -> JSONResponse:
         """Whether a request sent now would be served; if not, `reasons` says why."""

@@ -85,6 +85,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /livez": Operation("200 while the process runs", "AliveAnswer", {}),
     "GET /healthz": Operation("The same", "AliveAnswer", {}),
     "GET /readyz": Operation("200 when a model can be served", "ReadinessAnswer", {503: "none can be"}),
+    "GET /health": Operation(
+        "The same, where serving engines have it", "ReadinessAnswer", {503: "none can be"}
+    ),
     "GET /openapi.json": Operation("This document", "Document", {}),
 }
 
@@ -175,7 +178,7 @@ def _operation(path: str, operation: Operation, body: Any) -> Json:
 
 
 def _refusal(path: str, status: int) -> Json:
-    if path == "/readyz" and status == 503:
+    if path in ("/readyz", "/health") and status == 503:
         return _named("ReadinessAnswer")
     return _named("AnthropicError" if is_anthropic(path) else "Error")
 

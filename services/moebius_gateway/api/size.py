@@ -32,23 +32,21 @@ def check_size(request: GenerationRequest, settings: GatewaySettings) -> None:
 
 def check_length(request: GenerationRequest, model: ModelInfo) -> None:
     """Raises `ApiError` for a prompt of which it is clear, without a tokenizer, that it does not fit."""
-    longest = max(_lengths(request))
-    if longest > model.max_model_len * MAX_CHARACTERS_PER_TOKEN:
-        raise invalid(
-            f"this model's context is {model.max_model_len} tokens; the prompt has {longest} characters",
-            code="context_length_exceeded",
-        )
+    for length, unit in _lengths(request):
+        if length > model.max_model_len * (MAX_CHARACTERS_PER_TOKEN if unit == "characters" else 1):
+            raise invalid(
+                f"this model's context is {model.max_model_len} tokens; the prompt has {length} {unit}",
+                code="context_length_exceeded",
+            )
 
 
-def _lengths(request: GenerationRequest) -> Iterator[int]:
-    """In characters, of each prompt that is text."""
-    yield 0
+def _lengths(request: GenerationRequest) -> Iterator[tuple[int, str]]:
+    """Of each prompt, with the unit."""
     if isinstance(request.prompt, Conversation):
-        yield request.prompt.characters()
+        yield request.prompt.characters(), "characters"
         return
     for prompt in request.prompt:
-        if isinstance(prompt, str):
-            yield len(prompt)
+        yield len(prompt), "characters" if isinstance(prompt, str) else "tokens"
 
 
 def _schemas(request: GenerationRequest) -> Iterator[Any]:

@@ -1,5 +1,7 @@
 """POST /tokenize and /detokenize, as other serving engines have them."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import orjson
@@ -59,6 +61,10 @@ class DetokenizeRequest(Strict):
     tokens: list[int] = Field(description="token ids")
 
 
+def _spelt(text: TextModel, ids: Sequence[int]) -> list[str]:
+    return [text.decode([token_id]) for token_id in ids]
+
+
 async def tokenize(services: Services, http: Request) -> Response:
     body = await parse(http, TokenizeRequest)
     model = known_model(services.backend, body.model)
@@ -68,9 +74,7 @@ async def tokenize(services: Services, http: Request) -> Response:
         "count": len(prompt.ids),
         "max_model_len": model.max_model_len,
         "tokens": prompt.ids,
-        "token_strs": [text.decode([token_id]) for token_id in prompt.ids]
-        if body.return_token_strs
-        else None,
+        "token_strs": await asyncio.to_thread(_spelt, text, prompt.ids) if body.return_token_strs else None,
     }
     return Response(orjson.dumps(answer), media_type="application/json")
 
@@ -80,4 +84,5 @@ async def detokenize(services: Services, http: Request) -> Response:
     model = known_model(services.backend, body.model)
     check_ids(body.tokens, model, "tokens")
     text = await services.texts.get(model)
-    return Response(orjson.dumps({"prompt": text.decode(body.tokens)}), media_type="application/json")
+    said = await asyncio.to_thread(text.decode, body.tokens)
+    return Response(orjson.dumps({"prompt": said}), media_type="application/json")

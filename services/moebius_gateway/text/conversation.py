@@ -54,4 +54,6 @@ class Conversation:
 
     def characters(self) -> int:
         """About how long the prompt will be."""
-        return sum(len(m.content) + len(m.reasoning) for m in self.messages) + 512 * len(self.tools)
+        said = sum(len(m.content) + len(m.reasoning) + len(m.name or "") for m in self.messages)
+        called = sum(len(call.arguments) for m in self.messages for call in m.tool_calls)
+        return said + called + sum(512 + len(tool.description or "") for tool in self.tools)

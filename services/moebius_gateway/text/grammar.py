@@ -6,6 +6,7 @@ schema); the worker's sampler enforces it and knows nothing of what it is made o
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,10 @@ MAX_CHARACTERS = 256 << 10
 # Between values of JSON: enough for indented text, and an end for models that would go on for ever.
 WHITESPACE = r"[ \t\n\r]{0,64}"
 ANY_TEXT = r"/(.|\n)*/"
-# Parts of a schema that are looked at to say which of them is to blame.
-MAX_LOOKS = 500
+# Seconds in which parts of a schema are looked at, to say which of them is to blame.
+LOOK_SECONDS = 0.5
+# Characters of what the library says; it repeats the grammar.
+MAX_MESSAGE = 400
 ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 MANY = ("anyOf", "allOf", "oneOf", "prefixItems")
 # Definitions first: what refers to a faulty one is not to blame.
@@ -55,7 +58,8 @@ def of_regex(pattern: str) -> Part:
 
 
 def of_choice(choices: Sequence[str]) -> Part:
-    return {"lark_grammar": "start: " + " | ".join(map(quoted, choices))}
+    # A terminal: the library's parser takes a few thousand alternatives, its lexer any number.
+    return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(quoted, choices))}
 
 
 def of_grammar(text: str) -> Part:
@@ -69,7 +73,7 @@ def of_grammar(text: str) -> Part:
 
 def quoted(text: str) -> str:
     """A string of Lark."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def escaped(text: str) -> str:
@@ -94,8 +98,8 @@ def check(part: Part) -> None:
         raise GrammarError(message)
     schema = part["json_schema"]
     where, culprit = "", schema
-    looks = iter(range(MAX_LOOKS))
-    while (found := _faulty_child(schema, culprit, looks)) is not None:
+    deadline = time.monotonic() + LOOK_SECONDS
+    while (found := _faulty_child(schema, culprit, deadline)) is not None:
         step, culprit, message = found
         where += step
     raise GrammarError(message, where)
@@ -104,7 +108,11 @@ def check(part: Part) -> None:
 def fault(grammar: str) -> str | None:
     """What is wrong with a whole grammar, in the library's words."""
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    return messages[0] if failed else None
+    if not failed:
+        return None
+    message = messages[0].strip()
+    half = MAX_MESSAGE // 2
+    return message if len(message) <= MAX_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 def _check_length(text: str | bytes) -> None:
@@ -112,11 +120,11 @@ def _check_length(text: str | bytes) -> None:
         raise GrammarError(f"it is longer than {MAX_CHARACTERS} characters")
 
 
-def _faulty_child(root: Any, schema: Any, looks: Iterator[int]) -> tuple[str, Any, str] | None:
+def _faulty_child(root: Any, schema: Any, deadline: float) -> tuple[str, Any, str] | None:
     """The first part of `schema` that is wrong by itself: its place, itself, what is wrong."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     for step, child in _children(schema):
-        if next(looks, None) is None:
+        if time.monotonic() > deadline:
             return None
         # A list of definitions would blame this child for faults of its sisters.
         alone = {**definitions, **child} if "$ref" in orjson.dumps(child).decode() else child

@@ -71,7 +71,7 @@ def _parsed(arguments: str) -> Any:
     """Templates want an object; what is none (a call that was cut off) stays text."""
     try:
         return json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

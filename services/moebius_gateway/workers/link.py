@@ -15,11 +15,12 @@ from moebius_gateway.journal import DEATHS, Failure, Submission
 from moebius_gateway.types import ModelInfo, Reason
 from moebius_gateway.workers import wire
 from moebius_gateway.workers.attempt import Attempt
-from moebius_gateway.workers.catalog import Catalog, Files
+from moebius_gateway.workers.catalog import Catalog
 from moebius_gateway.workers.channel import WorkerTls, open_channel
 from moebius_gateway.workers.health import Health
 from moebius_gateway.workers.metrics import DispatcherMetrics
 from moebius_gateway.workers.prefix_index import PrefixIndex
+from moebius_gateway.workers.tokenizer_files import read_tokenizer
 from moebius_gateway.workers.view import WorkerState, WorkerView
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerStub
@@ -30,7 +31,6 @@ FIRST_PAUSE = 0.05
 # Silence is looked for so many times in a `silence_timeout`; a gateway that was itself stopped for long
 # finds one silent interval, not a silent worker.
 SILENCE_CHECKS = 10
-TOKENIZER_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class Link:
             incarnation = self._incarnation
             try:
                 model = await stub.GetModel(pb.GetModelRequest(), timeout=timeout)
-                await self._catalog.fetch(model.tokenizer_hash, partial(_read_tokenizer, stub, model))
+                await self._catalog.fetch(model.tokenizer_hash, partial(read_tokenizer, stub, model))
             except grpc.aio.AioRpcError as error:
                 # The next status, within a second, asks again.
                 log.warning("worker does not say what it serves", worker=self.address, why=error.details())
@@ -310,11 +310,3 @@ class Link:
             # The next one may try.
             self._changed()
         return attempt
-
-
-async def _read_tokenizer(stub: WorkerStub, model: pb.Model) -> Files:
-    request = pb.GetTokenizerRequest(tokenizer_hash=model.tokenizer_hash)
-    files: dict[str, bytearray] = {}
-    async for chunk in stub.GetTokenizer(request, timeout=TOKENIZER_TIMEOUT):
-        files.setdefault(chunk.name, bytearray()).extend(chunk.data)
-    return {name: bytes(data) for name, data in files.items()}

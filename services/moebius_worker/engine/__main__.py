@@ -8,6 +8,7 @@ import sys
 
 import structlog
 
+from moebius_common.garbage import spare_what_is_there
 from moebius_common.logs import configure_logs
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
@@ -147,6 +148,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     )
     kernels.freeze()
     pipe.send(engine_pb2.EngineFrame(ready=engine_pb2.EngineReady(model=model, stats=loop.stats())))
+    spare_what_is_there()
     loop.run()
 
 

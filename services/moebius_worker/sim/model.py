@@ -70,9 +70,12 @@ class SimModel:
 
     def _free(self, row: SampleRow) -> int:
         seed, position = row.params.seed, len(row.output_ids)
-        ends = self._eos and position >= answer_length(seed, self._settings.answer_tokens)
-        if ends and self._eos[0] not in row.banned:
-            return self._eos[0]
+        length = answer_length(seed, self._settings.answer_tokens)
+        if self._eos and position >= length and self._eos[0] not in row.banned:
+            # A client that ignores it wants to hear more.
+            ignored = position > length and row.output_ids[length] == self._eos[0]
+            if not ignored:
+                return self._eos[0]
         return word_at(seed, position, self._words)
 
     def _within(self, allowed: MaskRow, row: SampleRow) -> int:

@@ -1,4 +1,4 @@
-"""Where there is no GPU, Triton's interpreter runs the kernels; it has to be told before Triton is imported."""
+"""Where there is no GPU, Triton's interpreter runs the kernels: Triton is told before it is imported."""
 
 import os
 

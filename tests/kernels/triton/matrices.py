@@ -1,5 +1,7 @@
 """Random matrices in every stored form that the kernels read, with numbers of the size of real weights."""
 
+from collections.abc import Mapping
+
 import torch
 from gguf import GGMLQuantizationType as Type
 
@@ -12,6 +14,7 @@ from moebius_kernels.formats.int_group import IntGroup
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import pack, packed_format
+from moebius_kernels.formats.planes import Planes
 
 _GGML = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 FORMATS: dict[str, Format] = {
@@ -38,12 +41,11 @@ def random_matrix(format: Format, shape: tuple[int, ...], generator: torch.Gener
         return pack(random_matrix(format.base, shape, generator))
     matrix = StoredMatrix.empty(format, shape, generator.device)
     scale = shape[-1] ** -0.5
-    for name, part in matrix.parts.items():
+    for part in matrix.parts.values():
         if part.dtype == torch.uint8:
             part.random_(0, 256, generator=generator)
         else:
             part.copy_(_uniform(part.shape, generator))
-        # Mean magnitudes of the codes, roughly: E2M1 2.4, E4M3 below 2^1, integers a quarter of their range.
     parts = matrix.parts
     match format:
         case Dense():
@@ -56,21 +58,20 @@ def random_matrix(format: Format, shape: tuple[int, ...], generator: torch.Gener
         case Mxfp4():
             parts["scale"].random_(118, 122, generator=generator)
         case Fp8():
-            codes = torch.randn(parts["data"].shape, generator=generator, device=generator.device)
-            parts["data"].copy_(codes.mul_(100).clamp_(-448, 448))
+            parts["data"].copy_((_normal(parts["data"].shape, generator) * 100).clamp_(-448, 448))
             parts["scale"].mul_(scale / 100)
         case IntGroup(bits=bits):
             parts["scale"].mul_(scale / (1 << bits - 2))
             if "zero" in parts:
                 middle = 1 << bits - 1
                 parts["zero"].random_(middle - bits, middle + bits, generator=generator)
-        case _:
+        case Planes():
             _scale_planes(parts, format, scale, generator)
     return matrix
 
 
 def _scale_planes(
-    parts: dict[str, torch.Tensor], format: Format, scale: float, generator: torch.Generator
+    parts: Mapping[str, torch.Tensor], format: Planes, scale: float, generator: torch.Generator
 ) -> None:
     size = scale / (64 if format.table else 1 << format.low_bits + format.high_bits - 2)
     half = 1 << format.low_bits + format.high_bits - 1
@@ -89,3 +90,7 @@ def _scale_planes(
 
 def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     return torch.empty(shape, device=generator.device).uniform_(0.5, 1.5, generator=generator)
+
+
+def _normal(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device)

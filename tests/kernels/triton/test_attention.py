@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 SINKS = torch.tensor([-3.0, 0.5, 2.0, 0.0, 8.0, -0.7], device=DEVICE)
 ALL = {"scale": 0.5, "softcap": 2.0, "sinks": SINKS}
 # First pieces, decodes (one of them longer than two splits), and pieces in the middle.
-MIXED = [(0, 5), (40, 1), (16, 16), (0, 1), (200, 1), (31, 9), (0, 40)]
+MIXED = [(0, 5), (40, 1), (16, 16), (0, 1), (140, 1), (31, 9)]
 
 
 @pytest.fixture(autouse=True)
@@ -28,17 +28,17 @@ def few_programs(monkeypatch):
     """Programs take turns in the interpreter."""
     if DEVICE.type == "cpu":
         tiling = decode.decode_tiling
-        monkeypatch.setattr(decode, "decode_tiling", lambda *sizes: replace(tiling(*sizes), programs=12))
+        monkeypatch.setattr(decode, "decode_tiling", lambda *sizes: replace(tiling(*sizes), programs=6))
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "page_size"), [(4, 4, 7), (6, 2, 16), (9, 3, 1), (8, 1, 16), (40, 2, 16)]
+    ("heads", "kv_heads", "page_size"), [(4, 4, 7), (6, 2, 16), (9, 3, 1), (8, 1, 16), (20, 1, 16)]
 )
 def test_mixed_batch(heads, kv_heads, page_size):
     DeviceWorld(heads, kv_heads, page_size, num_pages=800).check(MIXED)
 
 
-@pytest.mark.parametrize("window", [1, 4, 33, 150, 1000])
+@pytest.mark.parametrize("window", [1, 33, 1000])
 @pytest.mark.parametrize("scores", [{}, ALL])
 def test_sliding_window(window, scores):
     DeviceWorld(6, 2, 8).check(MIXED, window=window, **scores)
@@ -72,25 +72,25 @@ def test_half_precision(dtype, scores):
 @pytest.mark.parametrize(("dim", "values_in_keys"), [(48, False), (64, False), (24, False), (96, True)])
 def test_quantised_pages_are_read_as_the_reference_reads_them(format, dim, values_in_keys):
     world = DeviceWorld(6, 2, 8, key_dim=dim, value_dim=dim, format=format, values_in_keys=values_in_keys)
-    plan, _, _ = world.run(MIXED, window=200)
+    plan, _, _ = world.run([(40, 1), (31, 9)])
     q = world.random(len(plan.slots), 6, dim)
     got = paged_attention(q, world.pages, plan, **ALL)
     expected = reference.paged_attention(q, world.pages, plan.expanded(torch.float32), **ALL)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("splits", [1, 3, 7])
 def test_results_of_splits_are_put_together(splits):
     world = DeviceWorld(6, 2, 16)
     spans, expected, queries = [], [], []
-    for length in (1, 47, 300):
+    for length in (1, 47, 120):
         pages, k, v = world.request(length)
         world.write_kv(k, v, world.pages, world.plan([Span(0, length, pages)]))
         queries.append(world.random(1, 6, 32))
         spans.append(Span(length - 1, 1, pages))
         expected.append(naive_attention(queries[-1], k, v, length - 1, None, sinks=SINKS))
     plan = world.plan(spans)
-    tiling = DecodeTiling(heads=16, keys=16, warps=1, stages=1, least=16, programs=splits * 3 * 2)
+    tiling = DecodeTiling(heads=16, keys=16, warps=1, stages=1, least=16, programs=splits * 3 * 2, per_root=0)
     for _ in range(2):
         output = torch.full((3, 6, 32), float("nan"), device=DEVICE)
         decode_attention(torch.cat(queries), world.pages, plan, output, 32**-0.5, None, SINKS, tiling)

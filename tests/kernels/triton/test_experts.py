@@ -74,11 +74,11 @@ TILINGS = [
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
-@pytest.mark.parametrize("tokens", [1, 7, 43])
+@pytest.mark.parametrize("tokens", [1, 7, 33])
 def test_every_cut(tokens, tiling):
-    weights = make(BF16, 5, 72, 104)
-    x = draw(tokens, 72, seed=3).bfloat16()
-    route = topk_softmax(draw(tokens, 5, seed=4), 3)
+    weights = make(BF16, 5, 40, 72)
+    x = draw(tokens, 40, seed=3).bfloat16()
+    route = topk_softmax(draw(tokens, 5, seed=4), 4)
     check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
 
 
@@ -131,8 +131,10 @@ def test_slots_and_pairs_that_do_not_exist(tokens):
     check(y, x, Route(chosen.weights.masked_fill(missing, 0), experts), weights)
 
 
-@pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (3, 3), (24, 16), (1024, 2), (130, 4)])
-@pytest.mark.parametrize("tokens", [1, 3, 40])
+@pytest.mark.parametrize(
+    ("num_experts", "top_k", "tokens"),
+    [(1, 1, 1), (3, 3, 5), (24, 16, 1), (24, 16, 9), (1024, 2, 20), (130, 4, 33), (1024, 7, 19)],
+)
 def test_numbers_of_experts(num_experts, top_k, tokens):
     weights = make(BF16, num_experts, 32, 16)
     x = draw(tokens, 32, seed=3).bfloat16()
@@ -140,7 +142,7 @@ def test_numbers_of_experts(num_experts, top_k, tokens):
     check(backend.routed_experts(x, route, weights), x, route, weights)
 
 
-@pytest.mark.parametrize("tokens", [6, 150])
+@pytest.mark.parametrize("tokens", [6, 131])
 def test_all_tokens_on_one_expert(tokens):
     weights = make(BF16, 8, 32, 16)
     for matrix in (weights.gate_up[0], weights.down):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def on_the_cpu(value):
-    """A GPU divides by a constant by multiplying with its inverse: its reference is another in the last bit."""
+    """A GPU divides by a constant by multiplying with its inverse: its reference differs in the last bit."""
     return map_tensors(value, torch.Tensor.cpu)
 
 

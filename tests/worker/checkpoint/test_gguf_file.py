@@ -190,3 +190,18 @@ def test_absurd_metadata_is_refused_with_the_files_name(tmp_path: Path, what: st
     path.write_bytes(header(DAMAGED[what]))
     with pytest.raises(CheckpointError, match=r"absurd\.gguf"):
         read_gguf(path)
+
+
+@pytest.mark.parametrize("dimensions", [(), (0,), (4, 0), (0, 1 << 40), (1,) * 5])
+def test_tensors_without_elements_and_of_too_many_dimensions_are_refused(
+    tmp_path: Path, dimensions: tuple[int, ...]
+) -> None:
+    """What has no elements has no bytes either, however many experts it tells of."""
+    path = tmp_path / "odd.gguf"
+    sizes = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+    table = text(b"blk.0.x") + sizes + struct.pack("<IQ", 0, 0)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + table + bytes(64))
+    with pytest.raises(
+        CheckpointError, match=rf"odd\.gguf is damaged: its tensor blk\.0\.x has {len(dimensions)} "
+    ):
+        read_gguf(path)

@@ -95,6 +95,7 @@ def test_answers_end_at_lengths_around_the_typical_one() -> None:
     [eos] = vocabulary("").eos_token_ids
     tokens = say(model(answer_tokens=100), seed=3, count=answer_length(3, 100) + 1)
     assert tokens.index(eos) == answer_length(3, 100)
+    assert say(model(answer_tokens=100), seed=3, count=300).count(eos) == 1, "ignored, it goes on"
 
 
 def test_one_that_must_not_end_yet_goes_on() -> None:

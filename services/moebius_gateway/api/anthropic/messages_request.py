@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from moebius_gateway.api.anthropic.blocks import BlockMessage, TextBlocks, joined
+from moebius_gateway.api.openai.messages import check_names
 from moebius_gateway.api.request import GenerationRequest, SamplingWishes, ToolChoice, ToolMode
 from moebius_gateway.api.strict import ANYTHING, Strict, refuse
 from moebius_gateway.text.conversation import Conversation, Message
@@ -101,8 +102,7 @@ class CountRequest(Strict):
     @model_validator(mode="after")
     def _tools_agree(self) -> "CountRequest":
         names = [tool.name for tool in self.tools]
-        if len(names) != len(set(names)):
-            raise refuse("tools", "two tools have one name")
+        check_names(names)
         if self.tool_choice.type in ("any", "tool") and not names:
             raise refuse("tool_choice", "needs 'tools' to choose from")
         if self.tool_choice.name is not None and self.tool_choice.name not in names:

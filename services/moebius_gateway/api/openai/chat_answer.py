@@ -29,7 +29,15 @@ HOLE = "\0"
 
 
 class ChatDialect:
-    def __init__(self, model: str, token_bytes: TokenBytes, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        token_bytes: TokenBytes,
+        *,
+        logprobs: bool,
+        include_usage: bool,
+        continuous_usage: bool = False,
+    ) -> None:
         self._base = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._chunk = (
             self._base | {"object": "chat.completion.chunk"} | ({"usage": None} if include_usage else {})
@@ -37,15 +45,19 @@ class ChatDialect:
         self._token_bytes = token_bytes
         self._logprobs = logprobs
         self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
         # By choice: a chunk's bytes before and behind its text. A choice that is there has been introduced.
         self._frames: dict[int, tuple[bytes, bytes]] = {}
         self._called: set[int] = set()
 
     def chunk(self, choice: Choice, delta: AnswerDelta) -> bytes:
         index, events = choice.index, b""
+        if self._continuous_usage:
+            self._chunk["usage"] = usage_json(choice.usage())
         frame = self._frames.get(index)
         if frame is None:
             events = self._event(index, {"role": "assistant", "content": ""})
+        if frame is None or self._continuous_usage:
             head, tail = self._event(index, {"content": HOLE}).split(orjson.dumps(HOLE))
             frame = self._frames[index] = head, tail
         # Log probabilities go with the first thing that is said.

@@ -21,7 +21,9 @@ class ChatRequest(GenerationParameters):
         "`reasoning_content`), `tool`; content a string or text parts. Images and audio: 400"
     )
     max_completion_tokens: int | None = Field(None, ge=1, description="the newer name of `max_tokens`")
-    logprobs: bool = Field(False, description="after penalties and bias, before temperature and truncation")
+    logprobs: bool = Field(
+        False, description="after penalties and bias, before a grammar's mask, temperature and truncation"
+    )
     top_logprobs: int = Field(0, ge=0, le=20)
     tools: list[Tool] = Field([], description="functions; `strict` keeps their arguments to the schema")
     tool_choice: Any = Field(

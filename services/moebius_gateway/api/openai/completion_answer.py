@@ -27,6 +27,7 @@ class CompletionDialect:
         *,
         logprobs: bool,
         include_usage: bool,
+        continuous_usage: bool = False,
         echo: Sequence[str] = (),
     ) -> None:
         """`echo`: by choice, the prompt's text that stands before the answer's."""
@@ -40,10 +41,13 @@ class CompletionDialect:
         self._token_bytes = token_bytes
         self._logprobs = logprobs
         self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
         self._echo = echo
         self._echoed: set[int] = set()
 
     def chunk(self, choice: Choice, delta: AnswerDelta) -> bytes:
+        if self._continuous_usage:
+            self._chunk["usage"] = usage_json(choice.usage())
         text = "".join(said.text for said in delta.events if isinstance(said, ContentDelta))
         if self._echo and choice.index not in self._echoed:
             self._echoed.add(choice.index)

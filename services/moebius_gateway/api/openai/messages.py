@@ -1,6 +1,6 @@
 """Messages and tools of a chat in OpenAI's words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -110,8 +110,10 @@ class Tool(Strict):
     function: Function
 
 
-def check_names(names: Sequence[str]) -> None:
+def check_names(names: Iterable[str]) -> None:
     """Raises if two tools have one name: calls could not be told apart."""
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
             raise refuse("tools", f"two tools are called '{name}'")
+        seen.add(name)

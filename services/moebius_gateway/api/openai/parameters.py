@@ -14,6 +14,7 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_BIASES = 1024
+MAX_ID_DIGITS = 19
 LABEL = "a label; nothing depends on it"
 
 
@@ -25,7 +26,7 @@ def _bias_by_id(value: Any) -> Any:
     """JSON has no integer keys."""
     if not isinstance(value, dict):
         return value
-    if not all(key.isdecimal() and key.isascii() for key in value):
+    if not all(key.isdecimal() and key.isascii() and len(key) <= MAX_ID_DIGITS for key in value):
         raise PydanticCustomError("logit_bias", "keys must be token ids")
     return {int(key): bias for key, bias in value.items()}
 
@@ -47,7 +48,14 @@ Biases = Annotated[
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     neutral: ClassVar = {"include_obfuscation": (False,)}
+
+    @model_validator(mode="after")
+    def _usage_is_wanted(self) -> "StreamOptions":
+        if self.continuous_usage_stats and not self.include_usage:
+            raise refuse("continuous_usage_stats", "needs 'include_usage': true")
+        return self
 
 
 class GenerationParameters(Strict):
@@ -56,7 +64,9 @@ class GenerationParameters(Strict):
     model: str = Field(min_length=1, max_length=256, description="one of `/v1/models`; 404 otherwise")
     stream: bool = False
     stream_options: StreamOptions | None = Field(
-        None, description="`include_usage`: usage comes in a last chunk without choices"
+        None,
+        description="`include_usage`: usage comes in a last chunk without choices; "
+        "`continuous_usage_stats`: and in every other, of its choice until then",
     )
     n: int = Field(
         1, ge=1, le=MAX_CHOICES, description="choice `i` has a seed of its own, derived from `seed`"
@@ -124,6 +134,10 @@ class GenerationParameters(Strict):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def sampling(self) -> SamplingWishes:
         return SamplingWishes(

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import Field, model_validator
 
+from moebius_gateway.api.body import MAX_NESTING, nesting
 from moebius_gateway.api.errors import invalid
 from moebius_gateway.api.strict import Strict, refuse
 from moebius_gateway.text.grammar import (
@@ -113,4 +114,6 @@ def _schema(value: Any, param: str) -> dict[str, Any]:
             raise invalid(f"invalid value for '{param}': not JSON: {error}", param) from error
     if not isinstance(value, dict):
         raise invalid(f"invalid value for '{param}': a JSON schema is an object", param)
+    if nesting(value) > MAX_NESTING:
+        raise invalid(f"'{param}' is nested deeper than {MAX_NESTING}", param)
     return value

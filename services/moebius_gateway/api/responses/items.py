@@ -1,7 +1,6 @@
 """Items, of which requests and responses are made: to messages, and from the parts of an answer."""
 
 import base64
-import binascii
 import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -82,7 +81,7 @@ def decodable(item: Any) -> Any:
     if isinstance(item, ReasoningItem):
         try:
             item.text()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # neither base64 nor text
             raise PydanticCustomError("encrypted", "'encrypted_content' is not of this gateway") from None
     return item
 

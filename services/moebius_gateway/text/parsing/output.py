@@ -37,6 +37,15 @@ class Output:
         if len(body) < len(text):
             self._lines.append(text[len(body) :])
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is kept back, and nothing has been collected."""
+        return not (self._lines or self._pieces or self._events)
+
+    def plain(self, text: str) -> Event:
+        """Text of the region as an event of its own, where nothing else is collected."""
+        return ReasoningDelta(text) if self.region is Region.REASONING else ContentDelta(text)
+
     def hold(self, text: str) -> None:
         """Text that is dropped if a marker follows."""
         self._lines.append(text)

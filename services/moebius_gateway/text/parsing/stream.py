@@ -14,7 +14,14 @@ from moebius_gateway.text.parsing.json_call import read_arguments, read_json_cal
 from moebius_gateway.text.parsing.nested_arguments import read_nested
 from moebius_gateway.text.parsing.output import Output
 from moebius_gateway.text.parsing.quoted_arguments import read_quoted
-from moebius_gateway.text.parsing.source import EndOfTextError, MalformedError, Reading, Source, markers
+from moebius_gateway.text.parsing.source import (
+    EndOfTextError,
+    MalformedError,
+    Markers,
+    Reading,
+    Source,
+    markers,
+)
 from moebius_gateway.text.parsing.spec import (
     Channel,
     JsonArguments,
@@ -66,10 +73,14 @@ class StreamParser:
         # Whether what is said begins here, so that it may be a call without a marker.
         self._saying_begins = not self._started_in_reasoning
         self._truncated = False
+        # While text is passed on: what finds the marker that ends that.
+        self._passing: Markers | None = None
         self._run = self._answer()
 
     def feed(self, text: str) -> list[Event]:
         """The answer goes on with `text`."""
+        if self._passing is not None and self._is_plain(text, self._passing):
+            return [self._out.plain(text)]
         self._source.add(text)
         next(self._run)
         return self._out.drain()
@@ -85,6 +96,17 @@ class StreamParser:
         for _ in self._run:
             pass
         return self._out.drain()
+
+    def _is_plain(self, text: str, marker: Markers) -> bool:
+        """Whether nothing is kept back, and nothing of `text` would be. Most text is so: a fast way."""
+        source, end = self._source, len(text)
+        return (
+            end > 0
+            and source.at == len(source.text)
+            and self._out.is_empty
+            and "\n" not in text
+            and marker.find(text, 0) == (end, end)
+        )
 
     def _answer(self) -> Reading[None]:
         beginning, behind_marker = True, self._started_in_reasoning
@@ -128,7 +150,9 @@ class StreamParser:
             if source.ended:
                 out.text(source.take(len(source.text)))
                 return None
+            self._passing = here
             yield
+            self._passing = None
 
     def _marker(self, marker: str) -> Reading[bool]:
         """Reads what follows a marker. Says whether something begins behind it; else it was text."""

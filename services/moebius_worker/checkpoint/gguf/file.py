@@ -20,6 +20,7 @@ from moebius_worker.checkpoint.errors import CheckpointError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_MAX_DIMENSIONS = 4
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -130,8 +131,12 @@ class _Header:
         return metadata, tensors
 
     def tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self.string()
-        dimensions = tuple(self.number("Q") for _ in range(self.number("I")))
+        name, count = self.string(), self.number("I")
+        dimensions = tuple(self.number("Q") for _ in range(min(count, _MAX_DIMENSIONS)))
+        if count > _MAX_DIMENSIONS or math.prod(dimensions, start=count) == 0:
+            raise CheckpointError(
+                f"{self.path} is damaged: its tensor {name} has {count} dimensions {list(dimensions)}."
+            )
         return name, dimensions[::-1], self.number("I"), self.number("Q")
 
     def locate(self, name: str, shape: tuple[int, ...], type_id: int, offset: int) -> GgufTensor:

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 
 from moebius_worker.checkpoint.checkpoint import Checkpoint
-from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.errors import CheckpointError, understanding
 from moebius_worker.checkpoint.gguf.families import find_family
 from moebius_worker.checkpoint.gguf.family import Family, Join, Named, Part, left_out, named
 from moebius_worker.checkpoint.gguf.file import GgufTensor, read_gguf
@@ -128,7 +128,8 @@ class GgufReader:
             )
 
     def _add_join(self, name: str, join: Join, stored: tuple[GgufTensor, ...]) -> None:
-        shape = join.shape(*(tensor.shape for tensor in stored))
+        with understanding(f"{name}, made of {', '.join(each.name for each in stored)} in {stored[0].file},"):
+            shape = join.shape(*(tensor.shape for tensor in stored))
         nbytes = sum(tensor.nbytes for tensor in stored)
         self._put(name, _Joined(join, stored), TensorInfo(shape, "F32", str(stored[0].file), nbytes))
 

@@ -162,7 +162,8 @@ def _pieces(
     prefix, stack, kind = found
     count, *sizes = experts[prefix, stack], *info.shape
     rows = sizes[2 if kind in stack.transposed and len(sizes) > 2 else 1 :][:1]
-    if math.prod(sizes) > 1 and (sizes[0] != count or any(size % len(stack.parts) for size in rows)):
+    whole = all(size % len(stack.parts) == 0 for size in rows)
+    if math.prod(sizes) != 1 and (sizes[0] != count or not whole or 0 in sizes):
         raise CheckpointError(
             f"{stored} is {sizes} in {info.file}, which is not {' and '.join(stack.parts)} of "
             f"{count} experts."

@@ -33,7 +33,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A slot and what fills it: a matrix in a stored form, a plain tensor (no form), or nothing (source "")."""
+    """A slot and what fills it: a stored form, a plain tensor (no form), or nothing (`source` "")."""
 
     name: str
     slot: Slot

@@ -1,0 +1,102 @@
+"""Closed and open loops, with requests that take known times."""
+
+import asyncio
+import random
+import statistics
+import time
+from itertools import pairwise
+
+import pytest
+
+from moebius_cli.bench import load as loads
+from moebius_cli.bench.load import Extent, closed_loop, open_loop
+from moebius_cli.bench.stream import RequestError, Stream
+
+
+class Requests:
+    """Stands for an endpoint: each request takes `seconds`."""
+
+    def __init__(self, seconds: float, *, fails: bool = False) -> None:
+        self._seconds = seconds
+        self._fails = fails
+        self.begun: list[float] = []
+        self.in_flight = self.peak = 0
+
+    async def send(self) -> Stream:
+        stream = Stream(time.monotonic())
+        self.begun.append(stream.begun)
+        self.in_flight += 1
+        self.peak = max(self.peak, self.in_flight)
+        await asyncio.sleep(self._seconds)
+        self.in_flight -= 1
+        if self._fails:
+            stream.error = RequestError("HTTP 503", "no worker")
+        return stream
+
+
+async def test_a_closed_loop_keeps_its_streams_open() -> None:
+    requests = Requests(0.01)
+    streams = await closed_loop(4, Extent(21, None), requests.send)
+    assert len(streams) == len(requests.begun) == 21
+    assert requests.peak == 4
+
+
+async def test_a_closed_loop_begins_nothing_after_its_duration_and_awaits_what_it_began() -> None:
+    requests = Requests(0.07)
+    begun = time.monotonic()
+    streams = await closed_loop(3, Extent(None, 0.2), requests.send)
+    assert len(streams) == len(requests.begun)
+    assert max(requests.begun) - begun < 0.2 + 0.05
+    assert time.monotonic() - begun >= 0.2
+    assert requests.in_flight == 0
+    assert requests.peak == 3
+
+
+async def test_after_a_failure_a_stream_of_a_closed_loop_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loads, "PAUSE", 0.05)
+    requests = Requests(0, fails=True)
+    await closed_loop(1, Extent(4, None), requests.send)
+    assert min(later - earlier for earlier, later in pairwise(requests.begun)) >= 0.05
+
+
+async def test_an_open_loop_waits_for_nobody() -> None:
+    requests = Requests(0.3)
+    streams = await open_loop(500, Extent(50, None), requests.send, random.Random(0))
+    assert len(streams) == 50
+    assert requests.peak == 50
+
+
+async def test_arrivals_of_an_open_loop_are_a_poisson_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gaps as of an exponential distribution: mean and deviation 1/rate. In a time that only sleeps pass."""
+    now = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def send() -> Stream:
+        return Stream(now)
+
+    monkeypatch.setattr(loads.time, "monotonic", lambda: now)
+    monkeypatch.setattr(loads, "asyncio", Timeless(sleep))
+    begun: list[float] = []
+
+    def sending() -> object:
+        begun.append(now)
+        return send()
+
+    await open_loop(10.0, Extent(None, 400.0), sending, random.Random(1))  # type: ignore[arg-type]
+    gaps = [later - earlier for earlier, later in pairwise(begun)]
+    assert len(gaps) == pytest.approx(4000, rel=0.05)
+    assert statistics.fmean(gaps) == pytest.approx(0.1, rel=0.05)
+    assert statistics.stdev(gaps) == pytest.approx(0.1, rel=0.07)
+    assert max(begun) < 400
+
+
+class Timeless:
+    """asyncio, but for its sleep."""
+
+    TaskGroup = asyncio.TaskGroup
+
+    def __init__(self, sleep: object) -> None:
+        self.sleep = sleep

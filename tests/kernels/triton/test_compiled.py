@@ -1,0 +1,31 @@
+"""What the compiler makes of the experts' product for sm_90, without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+# One of each way to expand codes.
+NAMES = ("bf16", "nvfp4_words", "int4_zero", "q5_k", "q6_k", "iq4_xs", "fp8_block")
+# A warp's 16 rows by 128 columns, 16 at a time.
+STEP = 8
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory):
+    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    settings["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "tests.kernels.triton.compiled", *NAMES]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eight_tokens_fill_the_tensor_cores_and_codes_stay_in_registers(products, name):
+    assert products[name]["mma"] == STEP
+    # Expanded numbers that go through shared memory would halve the speed.
+    assert products[name]["copies"] == 0
