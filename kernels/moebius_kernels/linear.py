@@ -15,8 +15,8 @@ EXPANDED_NUMBERS = 1 << 24
 def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor | None = None) -> torch.Tensor:
     """`x @ W.T + bias` with W the rows of `blocks`, one block after another.
 
-    x [..., C]; blocks [R_i, C] each; bias [sum of R_i]; the result is [..., sum of R_i] in x's dtype. Sums are
-    in fp32; a quantised block is expanded to fp32 piece by piece.
+    x [..., C]; blocks [R_i, C] each; bias [sum of R_i]; the result is [..., sum of R_i] in x's dtype. Sums
+    are in fp32; a quantised block is expanded to fp32 piece by piece.
     """
     if len(blocks) == 1 and isinstance(blocks[0].format, Dense):
         return F.linear(x, blocks[0].parts["data"], bias)

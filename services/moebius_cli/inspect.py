@@ -68,7 +68,7 @@ def _bytes(text: str) -> int:
 
 
 def _fits(inspection: "Inspection", available: int) -> dict[str, int | None]:
-    """Tokens of context that fit beside the weights, None if these do not, by the words for how they are kept."""
+    """Tokens of context that fit beside the weights, None if these do not, by how the weights are kept."""
     return {how: _tokens(inspection, available - nbytes) for how, nbytes in inspection.memory.items()}
 
 

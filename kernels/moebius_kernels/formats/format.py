@@ -121,7 +121,8 @@ class StoredMatrix:
         """Takes the contents of a matrix of the same form and shape."""
         if (source.format, source.shape) != (self.format, self.shape):
             raise FormatError(
-                f"{source.format.name} {list(source.shape)} does not fit {self.format.name} {list(self.shape)}"
+                f"{source.format.name} {list(source.shape)} does not fit "
+                f"{self.format.name} {list(self.shape)}"
             )
         for name, part in self.parts.items():
             part.copy_(source.parts[name])

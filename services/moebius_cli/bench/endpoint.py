@@ -97,8 +97,9 @@ async def first_model(client: httpx.AsyncClient) -> str:
     try:
         response = await client.get("models", timeout=60.0)
         if response.is_error:
+            said = refusal(response.status_code, response.content)
             raise CliError(
-                f"{response.url} answers: {refusal(response.status_code, response.content)}. "
+                f"{response.url} answers {said.kind}: {said}. "
                 "If it has no list of models, name one with --model."
             )
         return str(response.json()["data"][0]["id"])

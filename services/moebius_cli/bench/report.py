@@ -14,7 +14,7 @@ def table(result: Result) -> Table:
     # Fits into 80 columns, as where the output is no terminal.
     shown = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     for name in ("streams", "tokens/s", "a stream", "TTFT ms", "ITL ms", "requests", "failed"):
-        shown.add_column(name, justify="right", no_wrap=True)
+        shown.add_column(name, justify="right", overflow="fold")
     shown.add_row("", "in all", *["[dim]p50/p95/p99[/dim]"] * 3, "", "")
     for level in result.levels:
         shown.add_row(*_row(level))

@@ -79,7 +79,8 @@ def _refusal(error: ValidationError) -> ApiError:
         case "unsupported":
             return invalid(f"'{param}' is not supported yet", param, "unsupported_parameter")
         case "model_type":
-            return invalid(f"'{param}' is not an object" if param else "the body is not an object", param or None)
+            what = f"'{param}'" if param else "the body"
+            return invalid(f"{what} is not an object", param or None)
         case _:
             about = f"invalid value for '{param}': " if param else ""
             return invalid(about + fault["msg"], param or None)

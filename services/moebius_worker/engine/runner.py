@@ -229,7 +229,8 @@ def plan_weights(
     if options.dummy_weights is not None:
         if options.dummy_weights not in FORMS:
             raise CheckpointError(
-                f"There are no dummy weights of the form {options.dummy_weights!r}. Choose {', '.join(FORMS)}."
+                f"There are no dummy weights of the form {options.dummy_weights!r}. "
+                f"Choose {', '.join(FORMS)}."
             )
         dummy = DummyWeights(model.slots(), FORMS[options.dummy_weights], place.device)
         reader: WeightReader = dummy

@@ -91,7 +91,9 @@ class Endpoint:
         script, times = self.script, list[float]()
         self.written.append((came, times))
         tokens = min(asked.get("max_tokens") or asked["max_completion_tokens"], script.ends_by_itself)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         _event(writer, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         for place in range(0, tokens, script.tokens_a_piece):
             await asyncio.sleep(script.itl if place else script.ttft)

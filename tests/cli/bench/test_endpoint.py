@@ -70,7 +70,9 @@ def test_the_model_is_the_first_or_the_one_that_is_named() -> None:
 
 def test_an_endpoint_without_a_list_of_models() -> None:
     with scripted(models=None) as endpoint:
-        with pytest.raises(CliError, match="404: not here. If it has no list of models, name one with --model"):
+        with pytest.raises(
+            CliError, match=r"404: not here\. If it has no list of models, name one with --model"
+        ):
             examined(endpoint.url)
         assert examined(endpoint.url, "a").model == "a"
     with scripted(models=()) as endpoint, pytest.raises(CliError, match="lists no model"):

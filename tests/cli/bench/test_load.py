@@ -5,6 +5,7 @@ import random
 import statistics
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,8 +78,8 @@ async def test_arrivals_of_an_open_loop_are_a_poisson_process(monkeypatch: pytes
     async def send() -> Stream:
         return Stream(now)
 
-    monkeypatch.setattr(loads.time, "monotonic", lambda: now)
-    monkeypatch.setattr(loads, "asyncio", Timeless(sleep))
+    monkeypatch.setattr(loads, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(loads, "asyncio", SimpleNamespace(TaskGroup=asyncio.TaskGroup, sleep=sleep))
     begun: list[float] = []
 
     def sending() -> object:
@@ -91,12 +92,3 @@ async def test_arrivals_of_an_open_loop_are_a_poisson_process(monkeypatch: pytes
     assert statistics.fmean(gaps) == pytest.approx(0.1, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(0.1, rel=0.07)
     assert max(begun) < 400
-
-
-class Timeless:
-    """asyncio, but for its sleep."""
-
-    TaskGroup = asyncio.TaskGroup
-
-    def __init__(self, sleep: object) -> None:
-        self.sleep = sleep

@@ -12,7 +12,9 @@ from moebius_cli.bench.stream import RequestError, Stream
 LOAD = Load("concurrency", 2)
 
 
-def stream(begun: float, *arrivals: float, tokens: int | None = None, error: RequestError | None = None) -> Stream:
+def stream(
+    begun: float, *arrivals: float, tokens: int | None = None, error: RequestError | None = None
+) -> Stream:
     ended = arrivals[-1] if arrivals else begun
     return Stream(begun, list(arrivals), ended, 100 if tokens is not None else None, tokens, error)
 
@@ -40,7 +42,6 @@ def test_figures_of_two_streams() -> None:
     level = measure(LOAD, streams, 6, (10.0, 12.0), client_cpu=0.5)
     assert level.seconds == 2.0
     assert (level.completed, level.errors, level.failed) == (2, (), 0)
-    assert level.ttft == spread([0.5, 0.2]) != spread([0.2])
     assert level.ttft == Spread(*map(pytest.approx, (0.35, 0.35, 0.485, 0.497)))
     assert level.itl is not None
     assert level.itl.mean == pytest.approx((0.1 + 0.2 + 0.4 + 0.4) / 4)

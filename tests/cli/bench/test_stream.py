@@ -71,7 +71,11 @@ ERROR_EVENT = b'data: {"error": {"message": "no worker came back", "code": "engi
 @pytest.mark.parametrize(
     ("script", "kind", "message"),
     [
-        ({"refusal": (429, '{"error": {"message": "later", "code": "overloaded"}}')}, "HTTP 429 (overloaded)", "later"),
+        (
+            {"refusal": (429, '{"error": {"message": "later", "code": "overloaded"}}')},
+            "HTTP 429 (overloaded)",
+            "later",
+        ),
         ({"refusal": (404, '{"error": {"message": "no m", "code": null}}')}, "HTTP 404", "no m"),
         ({"refusal": (502, "<h1>Bad Gateway</h1>")}, "HTTP 502", "<h1>Bad Gateway</h1>"),
         ({"refusal": (500, '{"error": "so"}')}, "HTTP 500", "so"),

@@ -28,8 +28,8 @@ _ROWS, _COLUMNS, _WARPS = 64, 128, 4
 
 
 def compiled(name: str) -> dict[str, int]:
-    """Of a down product with 8 tokens a tile: instructions of the tensor cores in a step, bytes a thread spills,
-    copies to shared memory in a step's loop that wait."""
+    """Of a down product with 8 tokens a tile: instructions of the tensor cores in a step, and how often its
+    loop puts numbers into shared memory."""
     layout = layout_of(FORMATS[name], 2048)
     assert isinstance(layout, Layout), layout
     constants = {

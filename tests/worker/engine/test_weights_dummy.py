@@ -1,4 +1,4 @@
-"""Dummy weights: every form, of the standard deviation that is wanted, and a model that computes with them."""
+"""Dummy weights: every form, of the deviation that is wanted, and a model that computes with them."""
 
 import json
 from pathlib import Path

@@ -24,6 +24,7 @@ def request(sampling: dict[str, Any] | None = None, **fields: Any) -> pb.Submit:
         request(min_tokens=5, stop_token_ids=[0, 99]),
         request({"temperature": 0, "min_p": 1, "presence_penalty": -2, "frequency_penalty": 2}),
         request({"logit_bias": {99: -100.0}, "logprobs": 20, "top_k": 1000}),
+        request(grammar=pb.Grammar(text='start: "x"')),
     ],
 )
 def test_good_requests_pass(good: pb.Submit) -> None:

@@ -70,8 +70,8 @@ class AttentionConfig:
 
     `window`: a position sees itself and the `window - 1` before it; None: all. `qk_norm`: RMS norms of
     queries and keys before they are turned, over each head ("head") or over all heads together ("full").
-    `scale`: None for 1 / sqrt(head_dim). `sinks`: a logit for each head that joins its softmax and is dropped.
-    `output_gate`: q_proj gives, head by head, the query and then a gate of the head's output.
+    `scale`: None for 1 / sqrt(head_dim). `sinks`: a logit for each head that joins its softmax and is
+    dropped. `output_gate`: q_proj gives, head by head, the query and then a gate of the head's output.
     """
 
     hidden_size: int

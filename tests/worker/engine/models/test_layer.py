@@ -55,7 +55,7 @@ def test_every_layer_is_bound(architecture):
 
 
 def test_no_model_calls_an_operation_but_through_its_binding():
-    """Otherwise a plan would not reach it. The table of n-grams stays in the host's memory, where none does."""
+    """Otherwise a plan would not reach it. The table of n-grams is in the host's memory, where none does."""
     import ast
     from pathlib import Path
 

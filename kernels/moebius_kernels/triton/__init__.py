@@ -1,0 +1,1 @@
+"""Backends in Triton. Each module may have a table `BACKENDS`, which the registry gathers."""

@@ -1,0 +1,3 @@
+from tests.gateway.api.conftest import chatty, shared_chatty
+
+__all__ = ["chatty", "shared_chatty"]
