@@ -1,9 +1,10 @@
 """A sweep: level after level, each warmed, loaded and measured."""
 
 import asyncio
+import gc
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from moebius_cli.bench import load as loads
@@ -46,6 +47,10 @@ class Sweep:
 
     async def _level(self, load: Load, prompts: Prompts) -> Level:
         await self._warm(load, prompts)
+        with _sparing_garbage():
+            return await self._measured(load, prompts)
+
+    async def _measured(self, load: Load, prompts: Prompts) -> Level:
         settings, tally, cpu = self.settings, Tally(), CpuShare()
         begun = time.monotonic()
 
@@ -82,6 +87,17 @@ def extent(load: Load, settings: Settings) -> loads.Extent:
     if requests is not None and load.kind == "concurrency":
         requests = max(requests, int(load.value))
     return loads.Extent(requests, settings.duration)
+
+
+@contextmanager
+def _sparing_garbage() -> Iterator[None]:
+    """A full collection walks all that is there, and every stream would seem to pause."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @asynccontextmanager

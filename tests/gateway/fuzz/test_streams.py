@@ -1,5 +1,6 @@
-"""Whatever tokens come, in whatever pieces: each dialect's stream is read by others, and says what its answer in one piece says."""
+"""Whatever tokens come, cut anywhere: others read each dialect's stream, and it says what one piece would."""
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -87,7 +88,7 @@ def choice(chat: bool) -> Choice:
 def pieces(tokens: Sequence[int], cuts: Sequence[int], finish: FinishReason) -> list[Tokens]:
     ends = [EOS_TOKEN_ID] if finish is FinishReason.STOP else []
     bounds = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
-    parts = [tuple(tokens[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [tuple(tokens[a:b]) for a, b in itertools.pairwise(bounds)]
     logprobs = [tuple(TokenLogprobs(-1.0, ((3, -2.0),)) for _ in part) for part in parts]
     last = Tokens(tuple(ends), tuple(TokenLogprobs(-1.0) for _ in ends), finish)
     return [*(Tokens(part, logprob) for part, logprob in zip(parts, logprobs, strict=True)), last]

@@ -22,18 +22,19 @@ def _text(content: Any) -> Any:
 
 def _part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise PydanticCustomError("content_part", "a content part is an object with a 'type'")
     if kind in MEDIA:
         raise PydanticCustomError(
             "content_part", "this model is served text-only: it takes no {kind}", {"kind": repr(kind)}
         )
-    key = kind if kind in ("text", "refusal") else None
-    if key is None:
+    if kind not in ("text", "refusal"):
         raise PydanticCustomError(
             "content_part", "only text parts are supported, not {kind}", {"kind": repr(kind)}
         )
-    if not part.keys() <= {"type", key, "cache_control"} or not isinstance(part.get(key), str):
+    if not part.keys() <= {"type", kind, "cache_control"} or not isinstance(part.get(kind), str):
         raise PydanticCustomError("content_part", "a text part has the keys 'type' and 'text', and no other")
-    return part[key]
+    return part[kind]
 
 
 Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]

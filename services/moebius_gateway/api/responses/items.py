@@ -26,7 +26,7 @@ def _text(content: Any) -> Any:
 
 def _part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(TEXT_PARTS[kind]) if isinstance(part, dict) and kind in TEXT_PARTS else None
+    text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None
     if not isinstance(text, str):
         raise PydanticCustomError(
             "content_part", "this model is served text-only: it takes no {kind}", {"kind": repr(kind)}
