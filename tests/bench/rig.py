@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import random
 import re
 import sys
 import time
@@ -25,9 +26,8 @@ MODEL = "sim"
 @contextlib.asynccontextmanager
 async def simulated(*flags: str, workers: int = 1) -> AsyncIterator[list[str]]:
     """Simulated workers: one with an engine process of its own, or many in one process. Yields addresses."""
-    first = free_port()
-    while first + workers > PORTS.stop:
-        first = free_port()
+    # Many in a row are free where no test takes its ports.
+    first = free_port() if workers == 1 else random.randrange(10_000, PORTS.start - workers)
     command = (sys.executable, "-m", "moebius_worker", "--engine", "sim")
     if workers > 1:
         command = (str(MOEBIUS), "sim", "--workers", str(workers))
@@ -38,7 +38,8 @@ async def simulated(*flags: str, workers: int = 1) -> AsyncIterator[list[str]]:
     try:
         yield [f"127.0.0.1:{first + number}" for number in range(workers)]
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 

@@ -1,4 +1,4 @@
-"""Structured output over simulated workers that go wrong in the middle of it: the client gets the same text."""
+"""Structured output over simulated workers that go wrong in the middle: the client gets the same text."""
 
 import json
 

@@ -64,7 +64,7 @@ def test_the_page_of_metrics_is_complete_and_true() -> None:
 
 
 def flags() -> set[str]:
-    """Of every command and service."""
+    """Of every command, service and bench."""
     commands = typer.main.get_command(moebius)
     assert isinstance(commands, typer.core.TyperGroup)
     found = {"--help"}
@@ -76,6 +76,8 @@ def flags() -> set[str]:
             left += command.commands.values()
     for settings in SETTINGS:
         found |= {"--" + name.replace("_", "-") for name in settings.model_fields}
+    for bench in (ROOT / "tests" / "bench").glob("*.py"):
+        found |= set(re.findall(r'add_argument\("(--[a-z-]+)"', bench.read_text()))
     return found
 
 

@@ -1,15 +1,13 @@
 """From what a request demands of its answers to one grammar that the worker enforces."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 from moebius_gateway.api.errors import invalid
 from moebius_gateway.api.request import GenerationRequest, ToolMode
 from moebius_gateway.text.answer_grammar import Demands, answer_grammar
-from moebius_gateway.text.call_grammar import UnsupportedError
 from moebius_gateway.text.conversation import Conversation, Tool
+from moebius_gateway.text.errors import UnsupportedError
 from moebius_gateway.text.grammar import GrammarError, Part, check, fault, of_schema
 from moebius_gateway.text.model import EncodedPrompt, TextModel
 from moebius_gateway.text.parsing.families.generic import PLAIN
@@ -42,7 +40,10 @@ def _constraint(request: GenerationRequest, prompt: EncodedPrompt, text: TextMod
     names = request.tool_choice.names
     # Once an answer is held to a grammar, that has all tools that may be called.
     held = required or request.grammar is not None or any(tool.strict for tool in tools)
-    tools = tuple(_enforceable(tool) for tool in tools if held and (not names or tool.name in names))
+    tools = tuple(tool for tool in tools if held and (not names or tool.name in names))
+    for tool in tools:
+        if tool.strict:
+            _check(of_schema(tool.parameters), f"tools ('{tool.name}')")
     demands = Demands(
         answer=None if request.grammar is None else request.grammar.part,
         tools=tools,
@@ -75,33 +76,3 @@ def _check(part: Part, param: str) -> None:
     except GrammarError as error:
         where = param + error.where
         raise invalid(f"'{where}' cannot be enforced: {error}", where, "unsupported_schema") from error
-
-
-def _enforceable(tool: Tool) -> Tool:
-    """A strict tool as it is, or else `ApiError`; of another, as much as can be enforced."""
-    if tool.strict:
-        _check(of_schema(tool.parameters), f"tools ('{tool.name}')")
-    if tool.strict or _can_be_enforced(tool.parameters):
-        return tool
-    definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-    properties = {
-        key: schema if _can_be_enforced({**definitions, **_object(schema)}) else {}
-        for key, schema in _object(tool.parameters.get("properties")).items()
-    }
-    loose = {"type": "object", "properties": properties, "required": tool.parameters.get("required", [])}
-    for parameters in ({**loose, **definitions}, loose):
-        if _can_be_enforced(parameters):
-            return replace(tool, parameters=parameters)
-    return replace(tool, parameters={"type": "object"})
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _can_be_enforced(schema: Mapping[str, Any]) -> bool:
-    try:
-        check(of_schema(schema))
-    except GrammarError:
-        return False
-    return True

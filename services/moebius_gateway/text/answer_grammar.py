@@ -6,8 +6,9 @@ Written from the same description by which answers are read.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moebius_gateway.text.call_grammar import UnsupportedError, calls, text_with_calls
+from moebius_gateway.text.call_grammar import calls, text_with_calls
 from moebius_gateway.text.conversation import Tool
+from moebius_gateway.text.errors import UnsupportedError
 from moebius_gateway.text.grammar import ANY_TEXT, Part
 from moebius_gateway.text.lark import LarkWriter
 from moebius_gateway.text.parsing.families.harmony import HARMONY

@@ -4,18 +4,21 @@ What is written is some of what the schema allows, never more if the tool is str
 order, and none that are not declared where some are.
 """
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
+from llguidance import regex_to_lark
 
 from moebius_gateway.text.conversation import Tool
 from moebius_gateway.text.errors import UnsupportedError
-from moebius_gateway.text.grammar import of_schema
+from moebius_gateway.text.grammar import composed, enforceable, fault, of_schema
 from moebius_gateway.text.lark import LarkWriter
 from moebius_gateway.text.parsing.schema import JSON_TYPES, declared_types, type_of
-from moebius_gateway.text.tool_schema import REMARKS, can_be_enforced, rebased
+from moebius_gateway.text.tool_schema import REMARKS, rebased
 
 Schema = Mapping[str, Any]
 
@@ -30,7 +33,9 @@ UNDERSTOOD: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
+ANY: Schema = MappingProxyType({})
 ALWAYS = REMARKS | {"enum", "const", "nullable"}
+ANYTHING = "(.|\\n)*"
 REPEATS = (("anyOf", None), ("oneOf", None), ("allOf", 1))
 
 
@@ -45,6 +50,8 @@ class ArgumentWriter(ABC):
 
     # Types that the notation writes by itself; values of others are JSON.
     own: frozenset[str]
+    # Strings stand without quotes.
+    bare: bool
 
     def __init__(self, writer: LarkWriter, tool: Tool, number: int) -> None:
         """`number` tells the tool's rules from those of others."""
@@ -69,7 +76,7 @@ class ArgumentWriter(ABC):
         """The object that all arguments are, with its end."""
 
     @abstractmethod
-    def _text(self, schema: Schema, close: str) -> str:
+    def _text(self, schema: Schema, close: str, path: str) -> str:
         """A string with `close` behind it."""
 
     @abstractmethod
@@ -88,8 +95,9 @@ class ArgumentWriter(ABC):
         if key not in self._rules:
             # Entered before it is written, since it may contain itself.
             name = self._rules[key] = self._name("value")
-            ways = [way for flat in self._flat(schema, path) for way in self._ways(flat, close, path)]
-            if not ways:
+            flats = self._flat(schema, path)
+            ways = [way for flat in flats for way in self._ways(flat, close, path)]
+            if not ways or not self._told_apart(flats):
                 raise self._unsupported(path)
             self._writer.rule(name, " | ".join(ways))
         return self._rules[key]
@@ -107,7 +115,7 @@ class ArgumentWriter(ABC):
             return
         for kind in sorted(types):
             yield (
-                self._text(schema, close)
+                self._text(schema, close, path)
                 if kind == "string"
                 else self._container(kind, schema, close, path)
             )
@@ -120,7 +128,7 @@ class ArgumentWriter(ABC):
         wanted = rebased({k: v for k, v in schema.items() if k not in ALWAYS}, "#/$defs/tool") | plain
         if b'"$ref"' in orjson.dumps(wanted):
             wanted["$defs"] = {"tool": rebased(self._tool.parameters, "#/$defs/tool")}
-        if not self._tool.strict and not can_be_enforced(wanted):
+        if not self._tool.strict and not enforceable(of_schema(wanted)):
             wanted = plain
         part = self._writer.part(self._name("json"), of_schema(wanted))
         gap = self._writer.gap
@@ -139,6 +147,32 @@ class ArgumentWriter(ABC):
                 raise self._unsupported(f"{path}.{key}")
         return members
 
+    def _condition(self, schema: Schema, path: str) -> str | None:
+        """What a string must be, as an expression for a terminal; None: anything."""
+        conditions = []
+        if "minLength" in schema or "maxLength" in schema:
+            conditions.append(f"(.|\\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}")
+        if "pattern" in schema:
+            conditions.append(regex_to_lark(_pattern(str(schema["pattern"]))))
+        kept = []
+        for written in (f"/{one}/" for one in conditions):
+            if fault(composed(f"start: T\nT: {written}", {})) is None:
+                kept.append(written)
+            elif self._tool.strict:
+                raise self._unsupported(path)
+        return " & ".join(kept) or None
+
+    def _told_apart(self, alternatives: Sequence[Schema]) -> bool:
+        """Bare text that is meant as a string may read as a number: no condition may depend on which it is."""
+        types = frozenset[str]().union(*map(self._types, alternatives))
+        return not (
+            self.bare
+            and self._tool.strict
+            and "string" in types
+            and types - {"string", "null"}
+            and any(one.keys() - REMARKS for one in alternatives)
+        )
+
     def _writable(self, key: str) -> bool:
         return bool(key)
 
@@ -151,7 +185,7 @@ class ArgumentWriter(ABC):
             if id(part) in seen or part is False:
                 continue
             seen.add(id(part))
-            part = part if isinstance(part, Mapping) else {}
+            part = part if isinstance(part, Mapping) else ANY
             conditions = part.keys() - REMARKS
             if conditions == {"$ref"}:
                 waiting.insert(0, self._target(part["$ref"]))
@@ -169,14 +203,16 @@ class ArgumentWriter(ABC):
     def _target(self, reference: Any) -> Any:
         target: Any = self._tool.parameters
         for name in str(reference).removeprefix("#").split("/")[1:]:
-            target = target.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else {}
+            target = (
+                target.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else ANY
+            )
         return target
 
     def _check(self, schema: Schema, path: str) -> None:
         """A strict tool's conditions must all be understood."""
         types = self._types(schema)
-        understood = ALWAYS.union(*(UNDERSTOOD[kind] for kind in types & self.own))
-        if self._tool.strict and not types - self.own and not schema.keys() <= understood:
+        understood = ALWAYS.union(*(UNDERSTOOD[kind] for kind in types))
+        if self._tool.strict and types & self.own and not schema.keys() <= understood:
             raise self._unsupported(path)
 
     def _types(self, schema: Schema) -> frozenset[str]:
@@ -208,6 +244,9 @@ def _words(schema: Schema) -> list[Any] | None:
     return words if isinstance(words, list) else None
 
 
-def condition(schema: Schema) -> str | None:
-    """What a string must be, as an expression for a terminal; None: anything."""
-    ...
+def _pattern(pattern: str) -> str:
+    """For a whole string, what a schema's pattern says of some part of it."""
+    begun = pattern.startswith("^")
+    ended = re.search(r"(?<!\\)(\\\\)*\$\Z", pattern) is not None
+    inner = pattern[begun : len(pattern) - ended]
+    return f"{'' if begun else ANYTHING}(?:{inner}){'' if ended else ANYTHING}"

@@ -105,6 +105,12 @@ def check(part: Part) -> None:
     raise GrammarError(message, where)
 
 
+def enforceable(part: Part) -> bool:
+    """Whether the library can enforce `part`."""
+    written = orjson.dumps({"grammars": [part]}).decode()
+    return len(written) <= MAX_CHARACTERS and fault(written) is None
+
+
 def fault(grammar: str) -> str | None:
     """What is wrong with a whole grammar, in the library's words."""
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)

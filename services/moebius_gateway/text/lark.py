@@ -43,10 +43,8 @@ class LarkWriter:
 
     def template(self, template: str, **slots: str) -> str:
         """A template of a family's description: slots filled (or empty), spaces as white space."""
-        for name, value in slots.items():
-            template = template.replace(f"{{{name}}}", value)
-        template = re.sub(r"\{\w+\}", "", template)
-        return f" {self._space} ".join(filter(None, map(self.literal, template.split(" "))))
+        pieces = [re.sub(r"\{(\w+)\}", lambda slot: slots.get(slot[1], ""), p) for p in template.split(" ")]
+        return f" {self._space} ".join(filter(None, map(self.literal, pieces)))
 
     def up_to(self, name: str, marker: str, max_tokens: int | None = None) -> str:
         """Any text, at most of so many tokens, and the first `marker` behind it."""
@@ -58,6 +56,20 @@ class LarkWriter:
         # A limit cuts off a lazy rule's marker too. As a grammar of its own it ends before.
         text = self.rule(name + limit, self.part(f"{name}_text", _without(marker)))
         return f"{text} {self.literal(marker)}"
+
+    def text(self, name: str, close: str, condition: str | None = None, barred: str | None = None) -> str:
+        """Text without `barred` (left out: without `close`), and `close` behind it.
+
+        `condition`: an expression of terminals that the text must be.
+        """
+        before, *_ = self._splitter.split(close) if self._special else [close]
+        if not before:  # a special token, which no text spells
+            return f"{self.rule(name, condition or ANY_TEXT)} {self.literal(close)}"
+        if condition is None and barred is None:
+            return self.up_to(name, close)
+        # One terminal: the lexer would not give back what began like the end.
+        without = f"~/(.|\\n)*{escaped(barred or close)}(.|\\n)*/"
+        return self.rule(name.upper(), f"({condition or ANY_TEXT} & {without}) {quoted(close)}")
 
     def written(self, start: str) -> str:
         return composed("\n".join([f"start: {start}", *self._rules.values()]), self._parts)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from moebius_gateway.text.grammar import GrammarError, check, of_schema
+from moebius_gateway.text.grammar import enforceable, of_schema
 
 # What a schema may say of a value beyond its type without a condition on it.
 REMARKS = frozenset(
@@ -29,27 +29,19 @@ def rebased(schema: Any, pointer: str) -> Any:
     }
 
 
-def can_be_enforced(schema: Mapping[str, Any]) -> bool:
-    try:
-        check(of_schema(schema))
-    except GrammarError:
-        return False
-    return True
-
-
 def loosened(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """As much of a tool's parameters as can be enforced."""
     whole = {"type": "object", **parameters}
-    if can_be_enforced(whole):
+    if enforceable(of_schema(whole)):
         return whole
     definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     properties = {
-        key: schema if can_be_enforced({**definitions, **_object(schema)}) else {}
+        key: schema if enforceable(of_schema({**definitions, **_object(schema)})) else {}
         for key, schema in _object(parameters.get("properties")).items()
     }
     loose = {"type": "object", "properties": properties, "required": parameters.get("required", [])}
     for less in ({**loose, **definitions}, loose):
-        if can_be_enforced(less):
+        if enforceable(of_schema(less)):
             return less
     return {"type": "object"}
 

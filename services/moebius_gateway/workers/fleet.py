@@ -8,8 +8,8 @@ from moebius_gateway.types import ModelInfo
 from moebius_gateway.workers.view import WorkerState, WorkerView
 
 # A new request is placed on the best of those that have some of its prefix and so many others, drawn anew:
-# the best of four is nearly as good as the best of all, and no decision grows with the fleet.
-SAMPLE = 4
+# the best of eight is nearly as good as the best of all, and no decision grows with the fleet.
+SAMPLE = 8
 
 # Ids of workers' models and of their tokenizers: token ids made for one can be continued by the other.
 Kind = tuple[str, str]

@@ -13,8 +13,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from moebius_gateway.text.answer_grammar import Demands, answer_grammar
-from moebius_gateway.text.call_grammar import UnsupportedError
 from moebius_gateway.text.conversation import Tool
+from moebius_gateway.text.errors import UnsupportedError
 from moebius_gateway.text.grammar import fault, of_choice, of_schema
 from moebius_gateway.text.model import TextModel
 from moebius_gateway.text.parsing.events import (

@@ -90,7 +90,7 @@ def pieces(tokens: Sequence[int], cuts: Sequence[int], finish: FinishReason) -> 
     bounds = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
     parts = [tuple(tokens[a:b]) for a, b in itertools.pairwise(bounds)]
     logprobs = [tuple(TokenLogprobs(-1.0, ((3, -2.0),)) for _ in part) for part in parts]
-    last = Tokens(tuple(ends), tuple(TokenLogprobs(-1.0) for _ in ends), finish)
+    last = Tokens(tuple(ends), tuple(TokenLogprobs(-1.0, ()) for _ in ends), finish)
     return [*(Tokens(part, logprob) for part, logprob in zip(parts, logprobs, strict=True)), last]
 
 
@@ -110,7 +110,7 @@ def in_one_piece(dialect: Dialect, chat: bool, said: Sequence[Tokens]) -> dict[s
     return json.loads(dialect.response([answer], Usage.of([one])))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(TOKENS, st.lists(st.integers(0, 400), max_size=8), st.sampled_from(FinishReason))
 def test_streams_are_read_by_others(tokens: list[int], cuts: list[int], finish: FinishReason) -> None:
     said = pieces(tokens, cuts, finish)

@@ -49,14 +49,14 @@ def _parsed(text: str) -> tuple[str, Any]:
         value = json.loads(text, parse_constant=_not_json)
     except (ValueError, RecursionError):
         return "", None
-    return _type(value), value
+    return type_of(value), value
 
 
 def _not_json(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _type(value: Any) -> str:
+def type_of(value: Any) -> str:
     for kind, name in (
         (bool, "boolean"),
         (int, "integer"),
@@ -100,11 +100,11 @@ class _Types:
         return self._seen[id(schema)]
 
     def _narrowed(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
-        types = _declared(schema.get("type"))
+        types = declared_types(schema.get("type"))
         if isinstance(schema.get("enum"), list):
-            types &= frozenset(map(_type, schema["enum"]))
+            types &= frozenset(map(type_of, schema["enum"]))
         if "const" in schema:
-            types &= {_type(schema["const"])}
+            types &= {type_of(schema["const"])}
         for part in [self._target(schema), *_parts(schema, "allOf")]:
             types &= self.of(part, depth)
         for name in ("anyOf", "oneOf"):
@@ -127,7 +127,7 @@ class _Types:
         return target
 
 
-def _declared(declared: Any) -> frozenset[str]:
+def declared_types(declared: Any) -> frozenset[str]:
     names = declared if isinstance(declared, list) else [declared]
     known = JSON_TYPES & {name.lower() for name in names if isinstance(name, str)}
     if "number" in known:
