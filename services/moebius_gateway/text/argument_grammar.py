@@ -17,7 +17,8 @@ from moebius_gateway.text.conversation import Tool
 from moebius_gateway.text.errors import UnsupportedError
 from moebius_gateway.text.grammar import composed, enforceable, fault, of_schema
 from moebius_gateway.text.lark import LarkWriter
-from moebius_gateway.text.parsing.schema import JSON_TYPES, declared_types, type_of
+from moebius_gateway.text.parsing.json_scanner import quoted
+from moebius_gateway.text.parsing.schema import JSON_TYPES, declared_types, type_of, typed
 from moebius_gateway.text.tool_schema import REMARKS, rebased
 
 Schema = Mapping[str, Any]
@@ -163,15 +164,17 @@ class ArgumentWriter(ABC):
         return " & ".join(kept) or None
 
     def _told_apart(self, alternatives: Sequence[Schema]) -> bool:
-        """Bare text that is meant as a string may read as a number: no condition may depend on which it is."""
+        """Bare text that is meant as a string may read as a number: no condition may depend on it."""
         types = frozenset[str]().union(*map(self._types, alternatives))
-        return not (
-            self.bare
-            and self._tool.strict
-            and "string" in types
-            and types - {"string", "null"}
-            and any(one.keys() - REMARKS for one in alternatives)
-        )
+        if not (self.bare and self._tool.strict and "string" in types and types - {"string", "null"}):
+            return True
+        for one in alternatives:
+            words = [word for word in _words(one) or () if isinstance(word, str)]
+            if any(typed(word, types) != quoted(word) for word in words):
+                return False
+            if not words and one.keys() - REMARKS:
+                return False
+        return True
 
     def _writable(self, key: str) -> bool:
         return bool(key)

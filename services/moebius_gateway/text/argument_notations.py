@@ -62,16 +62,16 @@ class TaggedWriter(_Tags):
                 ways.append((self._json(flat, types - self.own, close), "false"))
         if not ways or not ("{word}" in self._form.argument or self._told_apart(flats)):
             raise self._unsupported(member.key)
-        written = [
-            f"{self._writer.template(self._form.argument, key=member.key, word=word)} {way} {self._writer.gap}"
-            for way, word in ways
-        ]
+        heads = {
+            word: self._writer.template(self._form.argument, key=member.key, word=word) for _, word in ways
+        }
+        written = [f"{heads[word]} {way} {self._writer.gap}" for way, word in ways]
         return self._writer.rule(self._name("argument"), " | ".join(written))
 
     def _any_argument(self) -> str:
         """One of a tool that says nothing of its arguments."""
         before, _, behind = self._form.argument.partition("{key}")
-        head = f"{self._writer.template(before)} {self._writer.rule('ANY_KEY', f'/{SLOTS["key"]}/')}"
+        head = f"{self._writer.template(before)} {self._writer.rule('ANY_KEY', f'/{KEY.pattern}/')}"
         value = self._writer.text("any_value", self._form.close)
         return self._writer.rule(
             "any_argument", f"{head} {self._writer.template(behind, word='true')} {value} {self._writer.gap}"
@@ -146,7 +146,8 @@ class NestedWriter(_Tags, _Containers):
 
     def _array(self, items: Any, least: int, most: int | None, close: str, path: str) -> str:
         part = self._part(self._form.item, items, f"{path}.items")
-        return f"{part}{{{least},{'' if most is None else most}}} {self._writer.gap} {self._writer.literal(close)}"
+        parts = f"{part}{{{least},{'' if most is None else most}}}"
+        return f"{parts} {self._writer.gap} {self._writer.literal(close)}"
 
     def _part(self, tag: str, schema: Any, path: str) -> str:
         mark = self._form.mark

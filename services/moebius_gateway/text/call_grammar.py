@@ -81,11 +81,10 @@ def _call(writer: LarkWriter, form: Form, tool: Tool, number: int) -> str:
             "additionalProperties": False,
         }
         return writer.part(f"call_{number}", of_schema(schema))
+    head = writer.template(form.heads[0], name=tool.name)
     ends = " | ".join(map(writer.literal, form.ends))
-    return (
-        f"{writer.template(form.heads[0], name=tool.name)} {writer.gap} {_arguments(writer, form, tool, number)}"
-        + (f" ({writer.gap} ({ends}))*" if ends else "")
-    )
+    behind = f"({writer.gap} ({ends}))*" if ends else ""
+    return f"{head} {writer.gap} {_arguments(writer, form, tool, number)} {behind}"
 
 
 def _arguments(writer: LarkWriter, call: NamedCall, tool: Tool, number: int) -> str:

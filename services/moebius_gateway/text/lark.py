@@ -62,14 +62,16 @@ class LarkWriter:
 
         `condition`: an expression of terminals that the text must be.
         """
-        before, *_ = self._splitter.split(close) if self._special else [close]
-        if not before:  # a special token, which no text spells
-            return f"{self.rule(name, condition or ANY_TEXT)} {self.literal(close)}"
-        if condition is None and barred is None:
+        token = next((token for token in self._special if close.startswith(token)), None)
+        if condition is None and barred is None and token is None:
             return self.up_to(name, close)
+        # Nor may it spell a special token: the reader sees no difference.
+        without = f"~/(.|\\n)*{escaped(barred or token or close)}(.|\\n)*/"
+        text = f"({condition or ANY_TEXT} & {without})"
+        if token is not None:
+            return f"{self.rule(name.upper(), text)} {self.literal(close)}"
         # One terminal: the lexer would not give back what began like the end.
-        without = f"~/(.|\\n)*{escaped(barred or close)}(.|\\n)*/"
-        return self.rule(name.upper(), f"({condition or ANY_TEXT} & {without}) {quoted(close)}")
+        return self.rule(name.upper(), f"{text} {quoted(close)}")
 
     def written(self, start: str) -> str:
         return composed("\n".join([f"start: {start}", *self._rules.values()]), self._parts)

@@ -2,12 +2,14 @@
 
 import json
 import random
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
@@ -25,7 +27,14 @@ from moebius_gateway.text.parsing.events import (
     ToolCallStart,
 )
 from moebius_gateway.text.parsing.registry import by_name, names
-from moebius_gateway.text.parsing.spec import Channel, NamedCall, ParserSpec, TaggedArguments
+from moebius_gateway.text.parsing.spec import (
+    Channel,
+    NamedCall,
+    NestedArguments,
+    ParserSpec,
+    QuotedArguments,
+    TaggedArguments,
+)
 from moebius_gateway.text.parsing.stream import parser_for
 from tests.gateway.http_server import tokenizer_files
 from tests.tiny import EOS_TOKEN_ID, SPECIAL
@@ -52,8 +61,36 @@ WEATHER = Tool(
         },
     },
 )
+TREE = {
+    "type": "object",
+    "properties": {
+        "label": {"type": "string", "pattern": "^[a-c]{2}$"},
+        "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 2},
+    },
+    "required": ["label"],
+    "additionalProperties": False,
+}
+PLANT = Tool(
+    "plant",
+    parameters={
+        "type": "object",
+        "properties": {
+            "tree": {"$ref": "#/$defs/tree"},
+            "word": {"type": "string", "minLength": 2, "maxLength": 4},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "kind": {"anyOf": [{"$ref": "#/$defs/kind"}, {"type": "null"}]},
+            "sizes": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 3},
+            "a key": {"type": "boolean"},
+            "again": {"$ref": "#/properties/tree"},
+        },
+        "required": ["tree", "word", "maybe", "sizes"],
+        "additionalProperties": False,
+        "$defs": {"tree": TREE, "kind": {"enum": ["oak", "fir", 7]}},
+    },
+    strict=True,
+)
 NOW = Tool("now", parameters={"type": "object", "properties": {}, "additionalProperties": False})
-TOOLS = (WEATHER, NOW)
+TOOLS = (WEATHER, NOW, PLANT)
 ANSWER = of_schema(
     {
         "type": "object",
@@ -62,13 +99,14 @@ ANSWER = of_schema(
         "additionalProperties": False,
     }
 )
-UNENFORCED = {"gemma4", "minimax_m3", "plain", "think"}
+UNENFORCED = {"plain", "think"}
 ENFORCED = sorted(set(names()) - UNENFORCED)
 
 
 # Markers that are special tokens in the checkpoints of a family: text cannot spell them.
 SPECIALS = {
-    "gemma4": ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
+    "gemma4": ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    "minimax_m3": ("]<]minimax[>[",),
     "harmony": (
         *("<|channel|>", "<|message|>", "<|constrain|>"),
         *("<|start|>", "<|end|>", "<|return|>", "<|call|>"),
@@ -87,7 +125,13 @@ class Family:
         return answer_grammar(self.spec, self.specials, demands, in_reasoning=in_reasoning)
 
     def ids(self, text: str) -> list[int]:
-        return self.tokenizer.tokenize_str(text, parse_special=True)
+        pieces = (
+            re.split("(" + "|".join(map(re.escape, self.specials)) + ")", text) if self.specials else [text]
+        )
+        found = []
+        for piece in pieces:
+            found += [self.specials[piece]] if piece in self.specials else self.tokenizer.tokenize_str(piece)
+        return found
 
     def text(self, ids: Sequence[int]) -> str:
         spelt = {token_id: text.encode() for text, token_id in self.specials.items()}
@@ -112,8 +156,10 @@ def ends_of(spec: ParserSpec) -> list[str]:
     for form in (form for rule in spec.rules for form in rule.forms):
         if isinstance(form, Channel):
             ends += form.close or spec.dropped
-        elif isinstance(form, NamedCall) and isinstance(form.arguments, TaggedArguments):
-            ends.append(form.arguments.close)
+        elif isinstance(form, NamedCall):
+            ends += [form.arguments.close] if isinstance(form.arguments, TaggedArguments) else []
+            ends += [form.arguments.quote] if isinstance(form.arguments, QuotedArguments) else []
+            ends += [form.arguments.mark] if isinstance(form.arguments, NestedArguments) else []
     return ends
 
 
@@ -121,7 +167,7 @@ def drawn(family: Family, grammar: str, draw: random.Random, limit: int = 1500) 
     """A random answer that the grammar lets through."""
     assert fault(grammar) is None, fault(grammar)
     matcher = LLMatcher(family.tokenizer, grammar)
-    ends = [family.ids(end) for end in ends_of(family.spec)] or [[]]
+    ends = [family.ids(end) for end in [*ends_of(family.spec), '"']]
     ids: list[int] = []
     while not matcher.is_stopped():
         assert len(ids) < limit, family.text(ids)
@@ -135,9 +181,9 @@ def drawn(family: Family, grammar: str, draw: random.Random, limit: int = 1500) 
         words_first = sorted(
             draw.sample(others, min(4, len(others))), key=lambda i: family.text([i]).isspace()
         )
-        end = draw.choice(ends)
-        fits = draw.random() < 0.5 and end and matcher.validate_tokens(end) == len(end)
-        chosen = end if fits else words_first[:1]
+        tried = draw.sample(ends, len(ends)) if len(ids) > limit // 4 else [draw.choice(ends)]
+        fitting = [end for end in tried if matcher.validate_tokens(end) == len(end)]
+        chosen = fitting[0] if fitting and draw.random() < 0.5 else words_first[:1]
         assert matcher.consume_tokens(chosen), matcher.get_error()
         ids += chosen
     return family.text(ids)
@@ -167,6 +213,9 @@ def read(family: Family, answer: str, tools: Sequence[Tool], *, in_reasoning: bo
 def check(name: str, arguments: Mapping[str, Any]) -> None:
     if name == "now":
         assert arguments == {}
+        return
+    if name == "plant":
+        jsonschema.validate(arguments, PLANT.parameters)
         return
     assert name == "weather"
     assert arguments["city"] in ("Köln", "Ulm")

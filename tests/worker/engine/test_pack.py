@@ -28,5 +28,9 @@ def test_packing_a_loaded_matrix(form) -> None:
     values = matrix.blocks[0].dequantize()
     loading.pack()
     assert matrix.blocks[0].format == packed_format(form) != form
-    assert torch.equal(matrix.blocks[0].dequantize(), values)
+    # Kernels take the factors of K-quants in bf16.
+    exact = not isinstance(form, Ggml) or form.type is Type.Q4_0
+    torch.testing.assert_close(
+        matrix.blocks[0].dequantize(), values, rtol=0, atol=0 if exact else float(values.abs().max()) / 100
+    )
     assert loading.nbytes == planned

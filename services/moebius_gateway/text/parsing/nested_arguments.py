@@ -12,7 +12,6 @@ from moebius_gateway.text.parsing.spec import NestedArguments
 from moebius_gateway.text.parsing.templates import compiled
 
 STRING = frozenset({"string"})
-EMPTY = {frozenset({"array"}): "[]", frozenset({"object"}): "{}"}
 
 
 @dataclass(slots=True)
@@ -78,8 +77,15 @@ def _value(source: Source, out: Output, mark: str, closing_tag: str, types: froz
         text = "".join(pieces)
     if (yield from source.accept((closing_tag,), inside=True)):
         if types != STRING:
-            out.arguments(typed(text, types) if text.strip() else EMPTY.get(types, quoted(text)))
+            out.arguments(typed(text, types) if text.strip() else _empty(text, types))
         return True
     if types == STRING or text.strip():
         raise MalformedError
     return False
+
+
+def _empty(text: str, types: frozenset[str]) -> str:
+    """What white space, or nothing, between two tags means."""
+    if "string" in types or not types & {"array", "object"}:
+        return quoted(text)
+    return "[]" if "array" in types else "{}"
