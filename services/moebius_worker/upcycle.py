@@ -45,6 +45,7 @@ def upcycle(
     destination: Path,
     options: UpcycleOptions = _DEFAULTS,
     *,
+    chat_template: str | None = None,
     progress: Progress = lambda what, done, total: None,
     shard_bytes: int = _SHARD_BYTES,
 ) -> Path:
@@ -52,7 +53,7 @@ def upcycle(
 
     Works tensor by tensor with at most one shard of `shard_bytes` in memory. Returns the directory, which
     appears when it is complete: an interrupted run leaves nothing there. Raises CheckpointError, also for a
-    destination that is occupied.
+    destination that is occupied. `chat_template`: in place of the source's own.
     """
     options.check()
     destination = destination.absolute()
@@ -62,7 +63,9 @@ def upcycle(
     config = _mixtral_config(checkpoint, options)
     reader, scheme = open_weights(checkpoint)
     plan = _plan(reader, options)
-    tokenizer = tokenizer_files(checkpoint)
+    tokenizer = dict(tokenizer_files(checkpoint))
+    if chat_template is not None:
+        tokenizer["chat_template.jinja"] = chat_template.encode()
     partial = destination.with_name(f".{destination.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had the same id
     try:

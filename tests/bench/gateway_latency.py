@@ -15,7 +15,7 @@ from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerStub
 from tests.bench.rig import Gateway, chat, gateway, machine, quantile, simulated, stream
 
-TOKENS = 20
+TOKENS = 100
 ITL = 0.02
 # Direct requests at a time, beside those through the gateway: both see the same worker and machine.
 PROBES = 16

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from moebius_gateway.text.conversation import Conversation, Message, Tool, ToolCall
+from moebius_gateway.text.parsing.registry import detect
+from moebius_gateway.text.template import ChatTemplate
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
-from moebius_worker.demo import DEMO_NAME, default_cache_dir, demo_model, dense_demo_model
+from moebius_worker.demo import CHAT_TEMPLATE, DEMO_NAME, default_cache_dir, demo_model, dense_demo_model
 from tests.tiny import write_checkpoint
 from tests.worker.checkpoint.gguf_files import write_llama_gguf
 
@@ -69,6 +72,37 @@ def test_what_a_killed_process_left_is_removed_and_another_source_makes_another(
     with dense_demo_model().open("ab") as file:
         file.write(b"another")
     assert demo_model(tmp_path / "cache") != first
+
+
+# What the source's own template says, without tools.
+SOURCES = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n' }}"
+    "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+USER, SYSTEM = Message("user", "Hi"), Message("system", "Be brief.")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [(USER,), (SYSTEM, USER), (USER, Message("assistant", "Hello."), USER), (SYSTEM, USER, SYSTEM, USER)],
+)
+def test_without_tools_its_chat_template_says_what_its_sources_does(messages: tuple[Message, ...]) -> None:
+    asked = Conversation(messages)
+    assert ChatTemplate(CHAT_TEMPLATE, {}).render(asked) == ChatTemplate(SOURCES, {}).render(asked)
+
+
+def test_its_chat_template_has_a_place_for_tools() -> None:
+    tool = Tool("now", "The time.", {"type": "object"})
+    call = Message("assistant", "", tool_calls=(ToolCall("id", "now", '{"zone": "UTC"}'),))
+    asked = Conversation((USER, call, Message("tool", "noon", tool_call_id="id")), tools=(tool,))
+    text = ChatTemplate(CHAT_TEMPLATE, {}).render(asked)
+    assert '"description": "The time."' in text
+    assert '<tool_call>{"name": "now", "arguments": {"zone": "UTC"}}</tool_call><|im_end|>' in text
+    assert text.endswith("<tool_response>noon</tool_response><|im_end|>\n<|im_start|>assistant\n")
+    assert detect(CHAT_TEMPLATE, {}, ()).name == "hermes"
 
 
 def test_a_missing_package_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def make_choices(
                 request.stop,
                 generation.stop_token_ids,
                 request.min_tokens,
-                one_call=not request.parallel_tool_calls,
+                one_call=request.one_call,
             )
             choices.append(Choice(len(choices), generation, assembler, first_of_prompt=i == 0))
     return choices

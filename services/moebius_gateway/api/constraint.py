@@ -48,7 +48,7 @@ def _constraint(request: GenerationRequest, prompt: EncodedPrompt, text: TextMod
         answer=None if request.grammar is None else request.grammar.part,
         tools=tools,
         must_call=required,
-        one_call=not request.parallel_tool_calls,
+        one_call=request.one_call,
         reasoning_budget=request.reasoning_budget,
     )
     try:

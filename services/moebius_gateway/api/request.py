@@ -64,7 +64,6 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     tool_choice: ToolChoice = ToolChoice()
-    # False: at most one call an answer.
     parallel_tool_calls: bool = True
     # What the answer must spell, apart from reasoning and calls.
     grammar: Wanted | None = None
@@ -73,6 +72,12 @@ class GenerationRequest:
     # Alternatives reported with each token; None: no log probabilities.
     logprobs: int | None = None
     stream: bool = False
+
+    @property
+    def one_call(self) -> bool:
+        """At most one call an answer: who names a function wants it called once."""
+        named = self.tool_choice.mode is ToolMode.REQUIRED and len(self.tool_choice.names) == 1
+        return named or not self.parallel_tool_calls
 
     def offered(self) -> Conversation:
         """The chat as the model shall see it: it is not shown tools that it must not call."""

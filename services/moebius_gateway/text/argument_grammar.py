@@ -18,7 +18,7 @@ from moebius_gateway.text.errors import UnsupportedError
 from moebius_gateway.text.grammar import composed, enforceable, fault, of_schema
 from moebius_gateway.text.lark import LarkWriter
 from moebius_gateway.text.parsing.json_scanner import quoted
-from moebius_gateway.text.parsing.schema import JSON_TYPES, declared_types, type_of, typed
+from moebius_gateway.text.parsing.schema import declared_types, type_of, typed
 from moebius_gateway.text.tool_schema import REMARKS, rebased
 
 Schema = Mapping[str, Any]
@@ -219,14 +219,11 @@ class ArgumentWriter(ABC):
             raise self._unsupported(path)
 
     def _types(self, schema: Schema) -> frozenset[str]:
-        if (words := _words(schema)) is not None:
-            return frozenset(map(type_of, words))
-        types = declared_types(schema.get("type"))
-        if types == JSON_TYPES and "type" not in schema:
-            # Of what is said about some types only, a value of these is one.
-            about = [kind for kind, keys in UNDERSTOOD.items() if keys & schema.keys()]
-            types = frozenset(about) or types
-        return types | {"null"} if schema.get("nullable") is True else types
+        types = declared_types(schema)
+        if schema.get("nullable") is True:
+            types |= {"null"}
+        words = _words(schema)
+        return types if words is None else types & {type_of(word) for word in words}
 
     def _name(self, what: str) -> str:
         self._names += 1

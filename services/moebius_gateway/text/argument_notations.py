@@ -10,6 +10,7 @@ from moebius_gateway.text.conversation import Tool
 from moebius_gateway.text.lark import LarkWriter
 from moebius_gateway.text.parsing.spec import NestedArguments, QuotedArguments, TaggedArguments
 from moebius_gateway.text.parsing.templates import SLOTS
+from moebius_gateway.text.tool_schema import REMARKS
 
 KEY = re.compile(SLOTS["key"])
 # Keys that need no quotes.
@@ -53,14 +54,17 @@ class TaggedWriter(_Tags):
 
     def _argument(self, member: Member) -> str:
         close = self._form.close
+        says_type = "{word}" in self._form.argument
         flats = self._flat(member.schema, member.key)
         ways = []
         for flat in flats:
             types = self._types(flat)
             ways += [(way, "true") for way in self._own(flat, types & self.own, close, member.key)]
-            if types - self.own:
+            # Bare text may be anything else too, where nothing says that it is not.
+            anything = "string" in types and not flat.keys() - REMARKS
+            if types - self.own and not (anything and not says_type):
                 ways.append((self._json(flat, types - self.own, close), "false"))
-        if not ways or not ("{word}" in self._form.argument or self._told_apart(flats)):
+        if not ways or not (says_type or self._told_apart(flats)):
             raise self._unsupported(member.key)
         heads = {
             word: self._writer.template(self._form.argument, key=member.key, word=word) for _, word in ways

@@ -117,8 +117,11 @@ def fault(grammar: str) -> str | None:
     if not failed:
         return None
     message = messages[0].strip()
-    half = MAX_MESSAGE // 2
-    return message if len(message) <= MAX_MESSAGE else f"{message[:half]} ... {message[-half:]}"
+    if len(message) <= MAX_MESSAGE:
+        return message
+    # Without the grammar that it repeats, if that can be told.
+    reasons = [line for line in message.splitlines() if line.startswith("error: ")]
+    return ("; ".join(reasons) or message)[:MAX_MESSAGE]
 
 
 def _check_length(text: str | bytes) -> None:

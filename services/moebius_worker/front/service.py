@@ -16,6 +16,8 @@ from moebius_worker.front.state import WorkerState
 from moebius_worker.front.stream import GatewayStream, LaggingGatewayError
 
 CHUNK_BYTES = 2**20
+# A gateway that reads has a frame sooner.
+LAST_WRITE_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -119,7 +121,13 @@ class _ProtocolError(Exception):
 
 async def _send(stream: GatewayStream, context: grpc.aio.ServicerContext) -> None:
     async for frame in stream.frames():
-        await context.write(frame)
+        writing = asyncio.ensure_future(context.write(frame))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # While it is under way gRPC cannot say how the stream ends, and the gateway would wait for that.
+            await asyncio.wait([writing], timeout=LAST_WRITE_SECONDS)
+            raise
 
 
 async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:

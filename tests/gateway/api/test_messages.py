@@ -220,3 +220,22 @@ async def test_models(chatty: Gateway) -> None:
     assert (await client(chatty).models.retrieve(MODEL.id)).id == MODEL.id
     with pytest.raises(anthropic.NotFoundError):
         await client(chatty).messages.create(**ASKED | {"model": "none"})
+
+
+async def test_an_attribution_that_changes_leaves_the_prompt_as_it_is(chatty: Gateway) -> None:
+    """Claude Code's first block of the system prompt: in the prompt it would spoil every prefix cache."""
+    prompts, counts = [], []
+    for build in ("1a2", "9f0"):
+        header = f"x-anthropic-billing-header: cc_version=2.1.37.{build}; cc_entrypoint=cli; cch={build}00;"
+        system = [{"type": "text", "text": text} for text in (header, "You are an agent.")]
+        await client(chatty).messages.create(**ASKED, system=system)
+        prompts.append(last(chatty).prompt_ids)
+        counted = await client(chatty).messages.count_tokens(model=MODEL.id, messages=ASK, system=system)
+        counts.append(counted.input_tokens)
+    await client(chatty).messages.create(**ASKED, system="You are an agent.")
+    assert prompts == [last(chatty).prompt_ids] * 2
+    assert counts == [len(prompts[0])] * 2
+    await client(chatty).messages.create(**ASKED, system=[{"type": "text", "text": header}])
+    alone = last(chatty).prompt_ids
+    await client(chatty).messages.create(**ASKED)
+    assert alone == last(chatty).prompt_ids

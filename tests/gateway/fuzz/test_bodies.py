@@ -160,7 +160,7 @@ def check(url: str, answer: httpx.Response) -> None:
 
 
 @settings(
-    max_examples=3000,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,

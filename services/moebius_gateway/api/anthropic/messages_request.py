@@ -13,6 +13,9 @@ from moebius_gateway.text.conversation import Conversation, Message
 from moebius_gateway.text.conversation import Tool as OfferedTool
 from moebius_gateway.text.grammar import Wanted, of_schema
 
+# Claude Code begins the system prompt with a block for Anthropic's accounting. It instructs nobody, and has a
+# digest that changes with every request: in the prompt it would make every prefix cache useless.
+ATTRIBUTION = "x-anthropic-billing-header:"
 # The least that Anthropic's own API takes.
 LEAST_BUDGET = 1024
 
@@ -75,7 +78,9 @@ class CountRequest(Strict):
     messages: Annotated[list[BlockMessage], Field(min_length=1)] = Field(
         description="blocks `text`, `thinking`, `tool_use`, `tool_result`; images and documents: 400"
     )
-    system: TextBlocks = Field([], description="a string or text blocks")
+    system: TextBlocks = Field(
+        [], description=f"a string or text blocks; such as begin with `{ATTRIBUTION}` are left out"
+    )
     tools: list[Tool] = Field([], description="`strict` keeps the input to the schema")
     tool_choice: Choice = Field(Choice(type="auto"), description="`auto`, `any`, `tool`, `none`; enforced")
     thinking: Thinking | None = Field(None, description="left out: as the model does by itself")
@@ -112,7 +117,8 @@ class CountRequest(Strict):
     def translated(self) -> GenerationRequest:
         config = self.output_config or OutputConfig()
         choice = self.tool_choice
-        system = [Message("system", joined(self.system))] if self.system else []
+        told = [block for block in self.system if not block.text.startswith(ATTRIBUTION)]
+        system = [Message("system", joined(told))] if told else []
         modes = {"auto": ToolMode.AUTO, "none": ToolMode.NONE}
         return GenerationRequest(
             model=self.model,

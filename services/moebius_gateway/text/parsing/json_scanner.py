@@ -40,14 +40,16 @@ class JsonScanner:
     """Reads one JSON value in pieces.
 
     It mends what has only one meaning: control characters in strings, a backslash before a character that
-    needs none, Python's True, False and None. Anything else that is not JSON makes it fail.
+    needs none, half a character, Python's True, False and None. Anything else that is not JSON makes it fail.
     """
 
     def __init__(self) -> None:
         self._state = _State.VALUE
         self._stack: list[str] = []
         self._in_key = False
-        self._hex = 0
+        # Digits of an escape; one that is the first half of a character, until the other has come.
+        self._hex = ""
+        self._high = ""
         self._literal: list[str] = []
 
     @property
@@ -59,6 +61,11 @@ class JsonScanner:
     def failed(self) -> bool:
         """What comes next is not JSON; nothing more is read."""
         return self._state is _State.FAILED
+
+    @property
+    def in_string(self) -> bool:
+        """A string of an object or a list has begun that has not ended."""
+        return bool(self._stack) and self._state in (_State.STRING, _State.ESCAPE, _State.HEX)
 
     def read(self, text: str, at: int) -> tuple[int, str]:
         """Reads on from `text[at:]`. Returns how far it read, and that part as JSON.
@@ -72,8 +79,12 @@ class JsonScanner:
                 at = self._string(text, at, out)
             elif self._state is _State.ESCAPE:
                 char = text[at]
-                out.append("\\" + char if char in '"\\/bfnrtu' else "\\\\" + inside_string(char))
-                self._state, self._hex = (_State.HEX, 4) if char == "u" else (_State.STRING, 0)
+                if char == "u":
+                    self._state = _State.HEX
+                else:
+                    self._half(out)
+                    out.append("\\" + char if char in '"\\/bfnrt' else "\\\\" + inside_string(char))
+                    self._state = _State.STRING
                 at += 1
             elif self._state is _State.HEX:
                 at = self._hex_digit(text, at, out)
@@ -87,19 +98,38 @@ class JsonScanner:
         if text[at] not in "0123456789abcdefABCDEF":
             self._state = _State.FAILED
             return at
-        out.append(text[at])
-        self._hex -= 1
-        if not self._hex:
+        self._hex += text[at]
+        if len(self._hex) == 4:
+            unit, self._hex = self._hex, ""
             self._state = _State.STRING
+            if self._high and 0xDC00 <= int(unit, 16) < 0xE000:
+                out.append(f"\\u{self._high}\\u{unit}")
+                self._high = ""
+                return at + 1
+            self._half(out)
+            if 0xD800 <= int(unit, 16) < 0xDC00:
+                self._high = unit
+            else:
+                out.append(r"\ufffd" if 0xDC00 <= int(unit, 16) < 0xE000 else f"\\u{unit}")
         return at + 1
+
+    def _half(self, out: list[str]) -> None:
+        """The first half of a character, if there was one, stays alone."""
+        if self._high:
+            out.append(r"\ufffd")
+            self._high = ""
 
     def _string(self, text: str, at: int, out: list[str]) -> int:
         match = PLAIN.match(text, at)
         end = match.end() if match else at
+        if end > at:
+            self._half(out)
         out.append(text[at:end])
         if end == len(text):
             return end
         char = text[end]
+        if char != "\\":
+            self._half(out)
         if char == '"':
             out.append(char)
             self._state = _State.COLON if self._in_key else self._behind_value()

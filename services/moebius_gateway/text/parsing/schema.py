@@ -7,6 +7,13 @@ from typing import Any, NoReturn
 from moebius_gateway.text.parsing.json_scanner import quoted
 
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
+ABOUT = {
+    "object": frozenset({"properties", "additionalProperties", "patternProperties", "required"}),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
+}
 # What nests deeper is not looked at.
 MAX_DEPTH = 32
 
@@ -100,7 +107,7 @@ class _Types:
         return self._seen[id(schema)]
 
     def _narrowed(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
-        types = declared_types(schema.get("type"))
+        types = declared_types(schema)
         if isinstance(schema.get("enum"), list):
             types &= frozenset(map(type_of, schema["enum"]))
         if "const" in schema:
@@ -127,7 +134,11 @@ class _Types:
         return target
 
 
-def declared_types(declared: Any) -> frozenset[str]:
+def declared_types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types that `schema` itself names; where it names none, those that its other words are about."""
+    if "type" not in schema:
+        return frozenset(kind for kind, words in ABOUT.items() if words & schema.keys()) or JSON_TYPES
+    declared = schema["type"]
     names = declared if isinstance(declared, list) else [declared]
     known = JSON_TYPES & {name.lower() for name in names if isinstance(name, str)}
     if "number" in known:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from moebius_gateway.text.parsing.json_scanner import inside_string, quoted
+from moebius_gateway.text.parsing.json_scanner import JsonScanner, inside_string, quoted
 from moebius_gateway.text.parsing.output import Output
 from moebius_gateway.text.parsing.schema import JSON_TYPES, argument_types, typed
 from moebius_gateway.text.parsing.source import Reading, Source
@@ -38,15 +38,35 @@ def read_tagged(
             yield from _value(source, format, lambda piece: out.arguments(inside_string(piece)))
             out.arguments('"')
         else:
-            pieces: list[str] = []
-            yield from _value(source, format, pieces.append)
-            out.arguments(typed("".join(pieces), types))
+            bare = _BareValue()
+            yield from _value(source, format, bare)
+            while "string" not in types and bare.in_string:
+                bare(format.close)
+                yield from _value(source, format, bare)
+            out.arguments(typed("".join(bare.pieces), types))
 
 
 def _value(source: Source, format: TaggedArguments, give: Callable[[str], None]) -> Reading[None]:
     """The text up to the closing tag, in pieces."""
     yield from source.up_to(format.close, _WithoutLines(give) if format.lines else give)
     source.take(source.at + len(format.close))
+
+
+class _BareValue:
+    """Text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self._scanner = JsonScanner()
+
+    def __call__(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self._scanner.read(piece, 0)
+
+    @property
+    def in_string(self) -> bool:
+        """A string of an object or a list goes on: what looks like the closing tag is said in it."""
+        return self._scanner.in_string
 
 
 class _WithoutLines:
