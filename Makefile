@@ -33,7 +33,7 @@ up: $(VENV)/.installed ## serve the demo model here and chat with it (ARGS="--wo
 	@exec $(BIN)/moebius up $(ARGS)
 
 test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
 test-peers: $(VENV)/.installed-peers ## the same files in llama.cpp: the same text (compiles it: some minutes the first time)
 	$(BIN)/python -m pytest tests/peers $(ARGS)

@@ -1,37 +1,31 @@
-"""Which tests may run side by side, where `make test` has two workers (pytest-xdist)."""
+"""Which tests may run side by side, where `make test` has two processes for them (pytest-xdist)."""
 
-from pathlib import Path
+from xdist.scheduler import LoadScopeScheduling
 
-import pytest
-
-TESTS = Path(__file__).parent
-# Their tests start processes and watch clocks: one after the other, and share what a session starts.
-TOGETHER = tuple(
-    TESTS / name
-    for name in (
-        "cli",
-        "controller",
-        "faults",
-        "gateway",
-        "integration",
-        "repo",
-        "worker/front",
-        "worker/preflight",
-        "worker/sim",
-    )
+# Their tests start processes and watch clocks: they run one after the other, and share what a session starts.
+TOGETHER = (
+    "tests/cli/",
+    "tests/controller/",
+    "tests/faults/",
+    "tests/gateway/",
+    "tests/integration/",
+    "tests/repo/",
+    "tests/worker/front/",
+    "tests/worker/preflight/",
+    "tests/worker/sim/",
 )
-# Of the gateway's, those that only compute.
-APART = (TESTS / "gateway" / "parsing",)
+# Of these, those that only compute.
+APART = ("tests/gateway/parsing/",)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if _below(item.path, TOGETHER) and not _below(item.path, APART):
-            item.add_marker(pytest.mark.xdist_group("processes"))
-    # The long group first, so that the other worker computes meanwhile.
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+class Together(LoadScopeScheduling):
+    """One process takes all that belong together, and the others what is left, file by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(TOGETHER) and not nodeid.startswith(APART):
+            return "processes"
+        return nodeid.partition("::")[0]
 
 
-def _below(path: Path, directories: tuple[Path, ...]) -> bool:
-    return any(path.is_relative_to(directory) for directory in directories)
+def pytest_xdist_make_scheduler(config, log):
+    return Together(config, log)

@@ -51,8 +51,8 @@ def check_port(host: str, port: int) -> None:
         socket.create_server(address[:2], family=family).close()
     except socket.gaierror as error:
         raise CliError(
-            f"Cannot listen on {host}:{port} ({error.strerror}). Give an address of this machine: 127.0.0.1, or "
-            "0.0.0.0 to let other machines in."
+            f"Cannot listen on {host}:{port} ({error.strerror}). Give an address of this machine: 127.0.0.1, "
+            "or 0.0.0.0 to let other machines in."
         ) from error
     except OSError as error:
         raise CliError(

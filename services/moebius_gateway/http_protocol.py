@@ -2,9 +2,10 @@
 
 import asyncio
 from http import HTTPStatus
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from moebius_gateway.api.errors import ApiError
 
@@ -22,6 +23,14 @@ class BoundedProtocol(HttpToolsProtocol):
     _head: int | None = None
     _timer: asyncio.TimerHandle | None = None
 
+    # The request whose answer is on its way; `cycle` is the last that has come.
+    _answering: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # One on which nothing ever comes would take up its place for ever.
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._head is not None:
@@ -30,6 +39,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._hang_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_message_begin(self) -> None:
+        self._end_head()
         self._head = 0
         self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
         super().on_message_begin()
@@ -47,7 +57,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
+        self.pipeline.clear()
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _end_head(self) -> None:
         self._head = None

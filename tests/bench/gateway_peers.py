@@ -27,6 +27,12 @@ from tests.ports import free_port
 from tests.stack import until
 
 TOKENS = 100
+# No price list from the network, no log line a request; and no key, as ours has none here.
+LITELLM = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+}
 FLAGS = ("--sim.ttft", "0.05", "--sim.itl", "0.01", "--sim.jitter", "0", "--max-running", "512")
 
 
@@ -71,13 +77,14 @@ async def litellm(executable: Path, upstream: Gateway) -> AsyncIterator[Gateway]
         file.write_text(json.dumps(config))  # JSON is YAML
         process = await asyncio.create_subprocess_exec(
             *dies_with_us(str(executable), "--config", str(file), "--host", "127.0.0.1", "--port", str(port)),
-            "--telemetry=False",
-            env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"},
+            env=os.environ | LITELLM,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
 
         async def ready() -> bool:
+            if process.returncode is not None:
+                raise RuntimeError(f"litellm ended with {process.returncode}; run: {executable} --config ...")
             with contextlib.suppress(httpx.TransportError):
                 async with httpx.AsyncClient() as client:
                     return (await client.get(f"http://127.0.0.1:{port}/health/liveliness")).status_code == 200
@@ -87,7 +94,8 @@ async def litellm(executable: Path, upstream: Gateway) -> AsyncIterator[Gateway]
             await until(ready, 180, "litellm's proxy is ready")
             yield Gateway("127.0.0.1", port, "", psutil.Process(process.pid))
         finally:
-            process.terminate()
+            if process.returncode is None:
+                process.terminate()
             await process.wait()
 
 

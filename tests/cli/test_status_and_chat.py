@@ -1,7 +1,10 @@
 """`moebius status` and `moebius chat` where nothing runs, and the help of every command."""
 
 import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +13,7 @@ from moebius_cli.main import app
 from tests.cli.refusal import refused
 from tests.ports import free_port
 
-COMMANDS = ("up", "status", "chat", "inspect", "upcycle")
+COMMANDS = ("up", "status", "chat", "inspect", "preflight", "upcycle", "sim")
 
 
 def run(*arguments: str | Path, **env: str) -> tuple[int, str]:
@@ -50,6 +53,46 @@ def test_chat_where_nothing_runs(tmp_path: Path) -> None:
 def test_chat_with_nobody_at_the_url() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert f"No gateway answers at {url}" in refused("chat", "Hello?", "--url", url)
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    """The URL of something like a gateway that wants a key, and repeats what was asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, b'{"data": [{"id": "m"}]}')
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            said = {"choices": [{"delta": {"content": f"{self.path} {asked['messages'][0]['content']}"}}]}
+            self._answer(200, f"data: {json.dumps(said)}\n\ndata: [DONE]\n\n".encode())
+
+        def _answer(self, status: int, body: bytes) -> None:
+            if self.headers["Authorization"] != "Bearer secret":
+                status, body = 401, b'{"error": {"message": "an API key is needed"}}'
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_chat_with_a_key_and_the_url_that_up_shows(guarded: str) -> None:
+    for url in (guarded, f"{guarded}/v1", f"{guarded}/v1/"):
+        code, output = run("chat", "Hello?", "--url", url, MOEBIUS_API_KEY="secret")
+        assert (code, output) == (0, "/v1/chat/completions Hello?\n")
+
+
+def test_chat_without_the_key_that_is_needed(guarded: str) -> None:
+    assert refused("chat", "Hello?", "--url", guarded) == "Error: an API key is needed\n"
 
 
 def test_a_conversation_survives_an_answer_that_fails() -> None:

@@ -15,7 +15,7 @@ from moebius_gateway.text import model as text_model
 from moebius_gateway.text.errors import PromptError
 from moebius_gateway.text.model import TextModel
 from tests.gateway.api.chatty import MODEL, chatty_files, tools
-from tests.gateway.http_server import Gateway, ScriptedBackend, running_gateway, until_ready
+from tests.gateway.http_server import Gateway, ScriptedBackend, running_gateway, until, until_ready
 from tests.gateway.test_template import conversation
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -128,6 +128,35 @@ async def test_a_head_that_never_comes_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
     assert (await raw(strict, b"GET /livez HTTP/1.1\r\nA: ")).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_connection_on_which_nothing_comes_is_closed(
+    strict: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.1)
+    assert (await raw(strict)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_who_leaves_with_several_requests_on_their_way_ends_them_all(
+    strict: Gateway, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Only the last of them used to be told."""
+    never = asyncio.Event()
+    strict.backend.reset()
+    strict.backend.script = lambda _: [*strict.backend.say("Hello")[:1], never]
+    body = orjson.dumps({"model": MODEL.id, "prompt": [5], "stream": True})
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    reader, writer = await asyncio.open_connection(*strict.address)
+    writer.write(request * 3)
+    await asyncio.wait_for(reader.readuntil(b"data: "), 5)
+    assert strict.backend.running == 1
+    writer.transport.abort()
+    await until(lambda: not strict.backend.running)
+    await asyncio.sleep(0.1)
+    assert len(strict.backend.generations) == 1
+    assert "Traceback" not in capfd.readouterr().err
+    strict.backend.reset()
 
 
 async def test_an_answer_is_not_cut_off_because_the_next_head_is_slow(

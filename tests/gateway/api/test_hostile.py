@@ -97,7 +97,8 @@ async def test_encrypted_reasoning_of_others(chatty: Gateway, text: str) -> None
 @pytest.mark.parametrize("escape", [r"\ud800", r"\udc00x", r"\ud83d\ud83d", r"\ud83d\ude42"])
 async def test_halves_of_characters_in_a_call(chatty: Gateway, escape: str) -> None:
     """A model may write them in arguments, and half a character is no text."""
-    says(chatty.backend, '<tool_call>{"name": "weather", "arguments": {"city": "%s"}}</tool_call>' % escape)
+    written = '{"name": "weather", "arguments": {"city": "' + escape + '"}}'
+    says(chatty.backend, f"<tool_call>{written}</tool_call>")
     async with chatty.client() as http:
         chat = await http.post("/v1/chat/completions", json=CHAT | {"tools": tools()})
         tool = {"name": "weather", "input_schema": {}}

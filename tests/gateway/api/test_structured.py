@@ -100,7 +100,7 @@ async def test_a_call_that_must_be(chatty: Gateway, choice: Any) -> None:
     await chatty.openai().chat.completions.create(**CHAT, tools=more, tool_choice=choice)
     grammar = last(chatty).grammar
     assert lets_through(grammar, CALL)
-    assert lets_through(grammar, CALL + "\n" + CALL)
+    assert lets_through(grammar, CALL + "\n" + CALL) is (choice == "required")
     assert not lets_through(grammar, "I look." + CALL)
     assert not lets_through(grammar, CALL.replace("city", "town"))
     assert lets_through(grammar, CALL.replace("weather", "other")) is (choice == "required")
@@ -183,3 +183,33 @@ async def test_what_cannot_be_enforced_is_refused_where_it_stands(
         await chatty.openai().chat.completions.create(**CHAT | asked)
     assert refused.value.param.endswith(param)
     assert not chatty.backend.generations
+
+
+@pytest.mark.parametrize(
+    ("choice", "several"),
+    [
+        ("required", True),
+        ({"type": "function", "function": {"name": "weather"}}, False),
+    ],
+)
+async def test_who_names_a_function_gets_one_call(chatty: Gateway, choice: Any, several: bool) -> None:
+    says(chatty.backend, CALL + CALL)
+    async with chatty.client() as http:
+        asked = CHAT | {"tools": tools(), "tool_choice": choice}
+        answer = (await http.post("/v1/chat/completions", json=asked)).json()
+    assert len(answer["choices"][0]["message"]["tool_calls"]) == (2 if several else 1)
+    assert lets_through(last(chatty).grammar, CALL)
+    assert lets_through(last(chatty).grammar, CALL + CALL) is several
+
+
+async def test_any_number_of_choices(chatty: Gateway) -> None:
+    """The library's parser takes two thousand; and any character."""
+    words = [f"word {i}" for i in range(5000)] + ["\x7f", "\u2028", '"\\/\n']
+    async with chatty.client() as http:
+        response = await http.post(
+            "/v1/completions", json={"model": MODEL.id, "prompt": "x", "guided_choice": words}
+        )
+    assert response.status_code == 200, response.text
+    for word in (words[0], words[4999], *words[5000:]):
+        assert lets_through(last(chatty).grammar, word)
+    assert not lets_through(last(chatty).grammar, "word 5000")

@@ -26,7 +26,6 @@ def all_ways(family: str, text: str, **how: bool) -> Answer:
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "now", "arguments": 5}</tool_call>'),
         ("hermes", '<tool_call>{"name": "now", "arguments": "five"}</tool_call>'),
         ("hermes", '<tool_call>{"name": "now", "arguments": "{} {}"}</tool_call>'),

@@ -142,6 +142,8 @@ def test_what_is_no_schema_says_nothing() -> None:
         ("", JSON_TYPES, ""),
         ("9" * 5000, JSON_TYPES, "9" * 5000),
         ("[" * 100_000, JSON_TYPES, "[" * 100_000),
+        ("[" * 300 + "]" * 300, {"array"}, "[" * 300 + "]" * 300),
+        (r'["\ud800", "\ud83d\ude42"]', {"array"}, ["\ufffd", "🙂"]),
     ],
 )
 def test_values(text: str, types: set[str], value: object) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from moebius_gateway.text.parsing.json_scanner import quoted
+from moebius_gateway.text.parsing.json_scanner import JsonScanner, quoted
 
 JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 ABOUT = {
@@ -46,7 +46,12 @@ def typed(text: str, types: frozenset[str]) -> str:
     if kind == "number" and "number" not in types and "integer" in types and value.is_integer():
         return str(int(value))
     if kind in types - {"string"} or (kind == "string" and "string" not in types):
-        return stripped
+        if kind not in ("array", "object", "string"):
+            return stripped
+        # What has strings is mended as JSON calls are.
+        scanner = JsonScanner()
+        _, mended = scanner.read(stripped, 0)
+        return mended if scanner.done else quoted(text)
     return quoted(text)
 
 
