@@ -39,7 +39,7 @@ test-peers: $(VENV)/.installed-peers ## the same files in llama.cpp: the same te
 	$(BIN)/python -m pytest tests/peers $(ARGS)
 
 test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed ## unmodified clients against running stacks (ARGS="-k npm")
-	MOEBIUS_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
+	MOEBIUS_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest --confcutdir tests/clients tests/clients $(ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types and import contracts
 	$(BIN)/ruff check .

@@ -35,8 +35,8 @@ STARTS = {
         config={"architectures": ["StrangeForCausalLM"], "model_type": "strange"},
     ),
     "quantised": Start(
-        ("quantization_config", "awq"),
-        config={"quantization_config": {"quant_method": "awq", "bits": 4}},
+        ("quantised with hqq, which is not supported", "compressed-tensors"),
+        config={"quantization_config": {"quant_method": "hqq"}},
     ),
     "setting": Start(
         ("--max-running: Input should be greater than 0",), env={"MOEBIUS_WORKER_MAX_RUNNING": "-1"}

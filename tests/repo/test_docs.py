@@ -89,7 +89,7 @@ def test_flags_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_environment_variables_that_are_named_exist(page: Path) -> None:
-    known = {"MOEBIUS_STATE_DIR"}
+    known = {"MOEBIUS_STATE_DIR", "MOEBIUS_API_KEY"}
     for settings in SETTINGS:
         prefix = settings.model_config["env_prefix"]
         known |= {(prefix + name).upper() for name in settings.model_fields}

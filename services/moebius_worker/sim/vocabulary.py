@@ -49,7 +49,7 @@ class Vocabulary:
     size: int
     words: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
-    # Tokens that end a value of JSON, or another one before it.
+    # Tokens that end a value of JSON, or another one before it; inside of a string the first alone does.
     closing: tuple[int, ...]
     # Tokens that the model was made for; None if nobody says.
     context: int | None = None
