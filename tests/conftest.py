@@ -1,6 +1,13 @@
 """Which tests may run side by side, where `make test` has two processes for them (pytest-xdist)."""
 
+import os
+from pathlib import Path
+
 from xdist.scheduler import LoadScopeScheduling
+
+# Triton is told when it is first imported, which any test may do: without a GPU its interpreter runs kernels.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Their tests start processes and watch clocks: they run one after the other, and share what a session starts.
 TOGETHER = (
