@@ -14,22 +14,17 @@ TOGETHER = (
     "tests/cli/",
     "tests/controller/",
     "tests/faults/",
-    "tests/gateway/",
     "tests/integration/",
-    "tests/repo/",
     "tests/worker/front/",
-    "tests/worker/preflight/",
     "tests/worker/sim/",
 )
-# Of these, those that only compute.
-APART = ("tests/gateway/parsing/",)
 
 
 class Together(LoadScopeScheduling):
     """One process takes all that belong together, and the others what is left, file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(TOGETHER) and not nodeid.startswith(APART):
+        if nodeid.startswith(TOGETHER):
             return "processes"
         return nodeid.partition("::")[0]
 
