@@ -9,9 +9,8 @@ import orjson
 
 from moebius_gateway.api.answer import Answer
 from moebius_gateway.api.choices import Choice, Usage
-from moebius_gateway.api.errors import ApiError
-from moebius_gateway.api.openai.shared import chat_logprobs, usage_json
-from moebius_gateway.api.sse import DONE, event
+from moebius_gateway.api.openai.shared import ChunkStream, chat_logprobs, usage_json
+from moebius_gateway.api.sse import event
 from moebius_gateway.text.assembler import AnswerDelta, TextLogprobs
 from moebius_gateway.text.parsing.events import (
     ContentDelta,
@@ -28,7 +27,7 @@ from moebius_gateway.types import FinishReason
 HOLE = "\0"
 
 
-class ChatDialect:
+class ChatDialect(ChunkStream):
     def __init__(
         self,
         model: str,
@@ -76,14 +75,6 @@ class ChatDialect:
             reason = _finish_reason(delta.finish_reason, index in self._called)
             events += self._event(index, {}, finish_reason=reason)
         return events
-
-    def end(self, usage: Usage) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return event(self._chunk | {"choices": [], "usage": usage_json(usage)}) + DONE
-
-    def error(self, error: ApiError) -> bytes:
-        return b"data: " + error.body() + b"\n\n"
 
     def response(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         choices = [

@@ -10,16 +10,15 @@ import orjson
 from moebius_gateway.api.answer import Answer
 from moebius_gateway.api.choices import Choice, Usage
 from moebius_gateway.api.dialect import LEAST_LOGPROB, spelt
-from moebius_gateway.api.errors import ApiError
-from moebius_gateway.api.openai.shared import usage_json
-from moebius_gateway.api.sse import DONE, event
+from moebius_gateway.api.openai.shared import ChunkStream, usage_json
+from moebius_gateway.api.sse import event
 from moebius_gateway.text.assembler import AnswerDelta, TextLogprobs
 from moebius_gateway.text.parsing.events import ContentDelta
 from moebius_gateway.text.token_bytes import TokenBytes
 from moebius_gateway.types import FinishReason
 
 
-class CompletionDialect:
+class CompletionDialect(ChunkStream):
     def __init__(
         self,
         model: str,
@@ -53,14 +52,6 @@ class CompletionDialect:
             self._echoed.add(choice.index)
             text = self._echo[choice.index] + text
         return self._event(choice.index, text, delta.logprobs, delta.finish_reason)
-
-    def end(self, usage: Usage) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return event(self._chunk | {"choices": [], "usage": usage_json(usage)}) + DONE
-
-    def error(self, error: ApiError) -> bytes:
-        return b"data: " + error.body() + b"\n\n"
 
     def response(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         choices = [

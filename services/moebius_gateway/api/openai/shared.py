@@ -5,8 +5,25 @@ from typing import Any
 
 from moebius_gateway.api.choices import Usage
 from moebius_gateway.api.dialect import LEAST_LOGPROB, spelt
+from moebius_gateway.api.errors import ApiError
+from moebius_gateway.api.sse import DONE, event
 from moebius_gateway.text.assembler import TextLogprobs
 from moebius_gateway.text.token_bytes import TokenBytes
+
+
+class ChunkStream:
+    """How a stream of chunks ends, well or not. `_chunk`: what its chunks have in common."""
+
+    _chunk: dict[str, Any]
+    _include_usage: bool
+
+    def end(self, usage: Usage) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return event(self._chunk | {"choices": [], "usage": usage_json(usage)}) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
