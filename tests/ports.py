@@ -1,5 +1,6 @@
 """Ports for servers of tests."""
 
+import os
 import random
 import socket
 from contextlib import closing
@@ -7,12 +8,15 @@ from contextlib import closing
 # Below those that the kernel gives to outgoing connections: it could give one to a client, even to the very
 # client that tries to reach a server that is down, and that server could not come back.
 PORTS = range(20_000, 32_000)
+# Of the processes that run tests side by side, each has a block of its own: some servers take ports in a row.
+_BLOCK = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_MINE = PORTS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) * _BLOCK :][:_BLOCK]
 
 
 def free_port() -> int:
     """A port of loopback on which nobody listens now."""
     while True:
-        port = random.choice(PORTS)
+        port = random.choice(_MINE)
         with closing(socket.socket()) as probe:
             try:
                 probe.bind(("127.0.0.1", port))
