@@ -15,12 +15,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180
 
 
 async def strike(running: Stack, event: Event) -> None:
-    # What a worker says of itself is a moment old.
-    for _ in range(20):
-        workers = [worker for worker in (await running.view()).workers if worker.engine_pid]
-        worker = max(workers, key=lambda worker: worker.running)
-        if worker.running:
-            break
+    workers = [worker for worker in (await running.view()).workers if worker.engine_pid]
+    worker = max(workers, key=lambda worker: worker.running)
     assert worker.running > 0, f"{event} would hit an idle worker"
     os.kill(worker.engine_pid if event.target == "engine" else worker.pid, event.signal)
 
