@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -10,8 +11,8 @@ import torch
 MAX_GROUP_KEYS = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+# One for each request and step: named tuples are made in half the time that frozen data classes are.
+class Span(NamedTuple):
     """The rows of one request: positions `start` to `start + length`, whose block table is `pages`."""
 
     start: int

@@ -105,6 +105,12 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None, *rest: Any, **named:
     return _row(x), _tensor(weight), rest, *named.items()
 
 
+def _add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *rest: Any, **named: Any
+) -> Hashable:
+    return _row(x), weight.dtype, rest, *named.items()
+
+
 def _gated_rms_norm(
     x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *rest: Any, **named: Any
 ) -> Hashable:
@@ -122,6 +128,22 @@ def _pages(kv_pages: KvPages) -> Hashable:
 
 def _write_kv(k: torch.Tensor, v: torch.Tensor | None, kv_pages: KvPages, plan: Any) -> Hashable:
     return k.dtype, _pages(kv_pages)
+
+
+def _rotate_and_write_kv(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    angles: Any,
+    kv_pages: KvPages,
+    plan: Any,
+    *,
+    q_weight: torch.Tensor | None = None,
+    k_weight: torch.Tensor | None = None,
+    **named: Any,
+) -> Hashable:
+    norms = _tensor(q_weight), _tensor(k_weight)
+    return _apply_rotary(q, angles), _pages(kv_pages), norms, *named.items()
 
 
 def _paged_attention(
@@ -164,11 +186,19 @@ CALLS: Mapping[str, Call] = MappingProxyType(
         "sigmoid_topk": Call(("logits",), _sigmoid_topk),
         "gated": Call(("gate_up",), _scores),
         "rms_norm": Call(("x",), _rms_norm),
+        "add_rms_norm": Call(("x", "residual"), _add_rms_norm),
         "gated_rms_norm": Call(("x", "z"), _gated_rms_norm),
         "l2_norm": Call(("x",), _scores),
         "apply_rotary": Call(("x", "angles"), _apply_rotary),
         "write_kv": Call(
             ("k", "v"), _write_kv, pools=("kv_pages",), step={"plan": ()}, written=("kv_pages",)
+        ),
+        "rotate_and_write_kv": Call(
+            ("q", "k", "v", "angles"),
+            _rotate_and_write_kv,
+            pools=("kv_pages",),
+            step={"plan": ()},
+            written=("kv_pages",),
         ),
         "paged_attention": Call(("q",), _paged_attention, pools=("kv_pages",), step={"plan": ("window",)}),
         "causal_conv1d": Call(

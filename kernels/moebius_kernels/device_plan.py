@@ -83,8 +83,9 @@ class AttentionPlanner:
         `pad_to`: if all spans have one row, rows and requests are filled up to so many that do not exist.
         """
         starts = np.cumsum([0, *(span.length for span in spans)])
-        order = sorted(range(len(spans)), key=lambda index: spans[index].length > 1)
-        num_decodes = sum(span.length == 1 for span in spans)
+        several = [span.length > 1 for span in spans]
+        order = sorted(range(len(spans)), key=several.__getitem__)
+        num_decodes = len(spans) - sum(several)
         num_requests, num_rows = max(len(spans), pad_to), max(int(starts[-1]), pad_to)
         requests, rows = self._max_requests, self._max_rows
         assert num_requests <= requests
@@ -95,17 +96,29 @@ class AttentionPlanner:
         numbers = host.numpy()
         first_rows, lengths, num_keys = numbers[: 3 * requests].reshape(3, requests)[:, :num_requests]
         slots = numbers[3 * requests :][:num_rows]
-        first_rows[:] = np.arange(num_requests)
+        size = self._page_size
+        ordered = [spans[index] for index in order]
+        # Whole columns at a time: this stands between a step and the next.
+        first_rows[len(spans) :] = np.arange(len(spans), num_requests)
+        first_rows[: len(spans)] = starts[order]
         lengths[:], num_keys[:], slots[:] = 1, 0, -1
+        num_keys[: len(spans)] = [span.start + span.length for span in ordered]
+        slots[first_rows[:num_decodes]] = [
+            span.pages[span.start // size] * size + span.start % size for span in ordered[:num_decodes]
+        ]
         tiles: list[tuple[int, int, int]] = []
-        changes: list[tuple[int, tuple[int, ...]]] = []
-        for request, index in enumerate(order):
-            span, first = spans[index], int(starts[index])
-            first_rows[request], lengths[request], num_keys[request] = first, span.length, span.end
+        for request, span in enumerate(ordered[num_decodes:], num_decodes):
+            first = int(first_rows[request])
+            lengths[request] = span.length
             slots[first : first + span.length] = self._slots(span)
-            changes.append(self._changes(request, span))
-            if span.length > 1:
-                tiles += ((span.start + row, request, row) for row in range(0, span.length, TILE_ROWS))
+            tiles += ((span.start + row, request, row) for row in range(0, span.length, TILE_ROWS))
+        written = self._written
+        changes = [
+            self._changes(request, span)
+            for request, span in enumerate(ordered)
+            # From one step to the next most requests have the same object.
+            if span.pages is not written[request]
+        ]
         tiles.sort(reverse=True)
         used = 3 * requests + (rows + 2 * len(tiles) if tiles else num_rows)
         numbers[3 * requests + rows :][: 2 * len(tiles)] = [part for _, *tile in tiles for part in tile]
@@ -126,10 +139,9 @@ class AttentionPlanner:
             window=self._window,
         )
 
-    def _slots(self, span: Span) -> "np.ndarray | int":
+    def _slots(self, span: Span) -> np.ndarray:
+        """Of several rows."""
         size = self._page_size
-        if span.length == 1:
-            return span.pages[span.start // size] * size + span.start % size
         positions = np.arange(span.start, span.end)
         first = span.start // size
         pages = np.array(span.pages[first : -(-span.end // size)])
@@ -138,11 +150,9 @@ class AttentionPlanner:
     def _changes(self, request: int, span: Span) -> tuple[int, tuple[int, ...]]:
         """Where in the flat tables something new begins, and the pages from there on."""
         oldest = 0 if self._window is None else max(0, span.start - self._window + 1)
-        first, last = oldest // self._page_size, -(-span.end // self._page_size)
-        pages = tuple(span.pages[:last])
-        before = self._written[request]
-        known = min(len(before), last)
-        # From one step to the next the tables hold the same objects: this compares hardly anything.
+        first = oldest // self._page_size
+        pages, before = tuple(span.pages), self._written[request]
+        known = min(len(before), len(pages))
         new = max(first, known) if before[first:known] == pages[first:known] else first
         self._written[request] = pages
         return request * self._tables.shape[1] + new, pages[new:]

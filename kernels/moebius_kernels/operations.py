@@ -8,6 +8,7 @@ import torch
 from moebius_kernels.activations import gated
 from moebius_kernels.causal_conv import causal_conv1d
 from moebius_kernels.experts import routed_experts
+from moebius_kernels.fused import add_rms_norm, rotate_and_write_kv
 from moebius_kernels.gated_delta import gated_delta_rule
 from moebius_kernels.linear import embedding, linear
 from moebius_kernels.paged_attention import paged_attention, write_kv
@@ -17,6 +18,7 @@ from moebius_kernels.router import Route, sigmoid_topk, softmax_topk, topk_softm
 
 Operation = Callable[..., torch.Tensor]
 Router = Callable[..., Route]
+Pair = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,12 @@ class Operations:
     sigmoid_topk: Router = sigmoid_topk
     gated: Operation = gated
     rms_norm: Operation = rms_norm
+    add_rms_norm: Pair = add_rms_norm
     gated_rms_norm: Operation = gated_rms_norm
     l2_norm: Operation = l2_norm
     apply_rotary: Operation = apply_rotary
     write_kv: Operation = write_kv
+    rotate_and_write_kv: Operation = rotate_and_write_kv
     paged_attention: Operation = paged_attention
     causal_conv1d: Operation = causal_conv1d
     gated_delta_rule: Operation = gated_delta_rule

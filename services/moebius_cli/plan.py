@@ -35,6 +35,14 @@ class UpOptions:
     question: str
     once: bool
     engine: str = "model"
+    # The first of the ports for Prometheus; None: no metrics are served.
+    metrics_port: int | None = None
+
+    def metrics_flag(self, flag: str, place: int) -> tuple[str, ...]:
+        """Gateway, controller and workers have places 0, 1, 2 and on."""
+        if self.metrics_port is None:
+            return ()
+        return flag, f"127.0.0.1:{self.metrics_port + place}"
 
     @property
     def url(self) -> str:
@@ -75,6 +83,7 @@ def plan_stack(options: UpOptions, checkpoint: Checkpoint | None) -> StackSpec:
             *("--engine", options.engine, *model),
             *("--listen", f"127.0.0.1:{port}", "--device", options.device),
             *("--threads", threads, "--log-format", options.log_format),
+            *options.metrics_flag("--metrics-listen", 2 + number),
         )
         workers.append(WorkerSpec(name, argv, f"127.0.0.1:{port}", options.state_dir.log(name)))
     return StackSpec(tuple(workers))
@@ -86,6 +95,7 @@ def gateway_command(options: UpOptions, stack: StackSpec) -> Sequence[str]:
         *(sys.executable, "-m", "moebius_gateway", "--listen", f"{host}:{options.port}"),
         *("--workers", ",".join(worker.listen for worker in stack.workers)),
         *("--log-format", options.log_format),
+        *options.metrics_flag("--admin-listen", 0),
     )
 
 
@@ -93,6 +103,7 @@ def controller_command(options: UpOptions, stack_file: Path) -> Sequence[str]:
     return (
         *(sys.executable, "-m", "moebius_controller", "--stack", str(stack_file)),
         *("--log-format", options.log_format),
+        *options.metrics_flag("--metrics-listen", 1),
     )
 
 

@@ -64,6 +64,15 @@ def up(
     device: Annotated[
         str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.")
     ] = "auto",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="The first of the ports at which Prometheus finds the gateway, the controller and each worker. "
+            "Left out: it finds none.",
+        ),
+    ] = None,
     log_format: Annotated[
         Literal["console", "json"], typer.Option(help="Of the files in the state directory's logs/.")
     ] = "console",
@@ -84,7 +93,8 @@ def up(
     moebius up --once --question "Say hello."
     """
     options = UpOptions(
-        workers, model, host, port, device, log_format, StateDir(state_dir.resolve()), question, once, engine
+        *(workers, model, host, port, device, log_format, StateDir(state_dir.resolve()), question, once),
+        *(engine, metrics_port),
     )
     console = Console(highlight=False)
     with shown(), options.state_dir.locked():

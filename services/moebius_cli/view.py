@@ -9,7 +9,7 @@ from moebius_cli.api import client
 from moebius_cli.errors import CliError
 from moebius_cli.state_dir import StateDir
 from moebius_controller.events import Event
-from moebius_controller.local.probe import Probe, state_of
+from moebius_controller.probe import Probe, state_of
 from moebius_controller.spec import StackFileError, StackSpec, WorkerSpec, read_stack
 from moebius_controller.state_file import ControllerState, ProcessView, StateFileError, load_state
 

@@ -1,239 +1,159 @@
 """What to do about each worker: a pure function of what is seen, what was done before, and the time.
 
 It is level-triggered: it looks at how things are, never at how they became so, and a controller that was
-restarted decides as the one before it would have. A worker's processes are numbered; an action is for one of
-these *runs*, and the history names the runs that were dealt with, so that one cause has one action.
+restarted decides as the one before it would have. An action is for one run, and the history names the runs
+that were dealt with, so that one cause has one action. It is the same for processes of this machine and for
+pods; an observation says what happens to a worker without us.
 
-Times are Unix times, durations are seconds. Nothing here reads a clock or draws a random number.
+Nothing here reads a clock or draws a random number.
 """
 
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections import Counter
+from collections.abc import Collection, Sequence
 
-from moebius_common.backoff import backoff
-
-
-class State(StrEnum):
-    """`State` of worker.proto, without its prefix."""
-
-    UNSPECIFIED = "UNSPECIFIED"
-    LOADING = "LOADING"
-    READY = "READY"
-    DRAINING = "DRAINING"
-    RESTARTING = "RESTARTING"
-    FAILED = "FAILED"
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """A worker's last answer to GetStatus, as far as it matters here."""
-
-    state: State
-    # Requests that are computed or wait.
-    requests: int = 0
-    # Seconds since the engine's last sign of progress.
-    last_progress: float = 0.0
-    # What went wrong last, for people; empty if nothing did.
-    last_fault: str = ""
+from moebius_controller.history import see
+from moebius_controller.policy import Policy, Rung, restart_delay
+from moebius_controller.troubles import HANGS, Case, Nodes, hangs, own_fault, trouble
+from moebius_controller.types import (
+    Action,
+    Cause,
+    GiveUp,
+    History,
+    MarkNode,
+    Observation,
+    Replace,
+    SetLevel,
+    Start,
+    State,
+    Step,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """How a worker is. `run` counts its processes: 0 before the first."""
-
-    worker: str
-    run: int = 0
-    # Set when the process is gone: how it ended, for people. None while it runs, and before the first.
-    death: str | None = None
-    # None until this process has answered once.
-    health: Health | None = None
-    # Seconds since the last answer or, before the first, since the start.
-    silence: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """When to act."""
-
-    # Silence after which a process that once answered is killed.
-    unresponsive_timeout: float = 10.0
-    # Silence after which one that never answered is killed.
-    start_timeout: float = 60.0
-    # Time without progress after which a worker that loads or has requests is killed. A worker repairs a
-    # stalled engine itself, and much earlier; this is for one that fails to.
-    progress_timeout: float = 900.0
-    # From a death to the next start; doubles with each further death in a row.
-    restart_delay: float = 0.25
-    max_restart_delay: float = 30.0
-    # A process that lived so long ends the row.
-    healthy_after: float = 300.0
-    # So many deaths in a row are a crash loop: from then on, `retry_delay` lies between death and start. It
-    # is also how long a worker that cannot start its engine is left alone: a checkpoint may come back.
-    max_deaths: int = 6
-    retry_delay: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What was seen of a worker, and done about it, so far."""
-
-    # When the last process was started, and when the last dead one was seen dead.
-    started_at: float = 0.0
-    died_at: float = 0.0
-    # Deaths in a row, up to that one.
-    deaths: int = 0
-    # The last runs that: were started, were seen ready, were seen dead, were killed by us, were given up.
-    started: int = 0
-    ready: int = 0
-    dead: int = 0
-    killed: int = 0
-    given_up: int = 0
-    given_up_at: float = 0.0
-
-
-History = Mapping[str, Past]
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start process number `run`."""
-
-    worker: str
-    run: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Kill process number `run`, which lives. Its death will be seen, and be a reason to start the next."""
-
-    worker: str
-    run: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Say that process number `run` was the last for a while, and why: a person should look."""
-
-    worker: str
-    run: int
-    reason: str
-
-
-Action = Start | Kill | GiveUp
-
-
-def decide(observations: Sequence[Observation], history: History, policy: Policy, now: float) -> list[Action]:
-    """At most one action for each worker, none for most."""
-    actions = (_decide(seen, history.get(seen.worker, Past()), policy, now) for seen in observations)
-    return [action for action in actions if action is not None]
-
-
-def remember(
-    history: History,
+def decide(
     observations: Sequence[Observation],
-    actions: Sequence[Action],
+    history: History,
     policy: Policy,
     now: float,
-) -> dict[str, Past]:
-    """The history after `actions`, which were decided on `observations`, were carried out."""
-    after = {seen.worker: _see(history.get(seen.worker, Past()), seen, policy, now) for seen in observations}
-    for action in actions:
-        past = after[action.worker]
-        match action:
-            case Start():
-                after[action.worker] = replace(past, started=action.run, started_at=now)
-            case Kill():
-                after[action.worker] = replace(past, killed=action.run)
-            case GiveUp():
-                after[action.worker] = replace(past, given_up=action.run, given_up_at=now)
-    return after
-
-
-def restart_delay(worker: str, past: Past, policy: Policy) -> float:
-    """Seconds from the last death to the next start.
-
-    Spread by up to a quarter to either side, so that workers which died together do not start together; by
-    how much follows from the arguments.
+    marked_nodes: Collection[str] = (),
+) -> list[Action]:
+    """At most one action for each worker, none for most. `marked_nodes`: all that are marked, as far as
+    seen.
     """
-    if past.deaths >= policy.max_deaths:
-        delay = policy.retry_delay
-    else:
-        delay = backoff(policy.restart_delay, past.deaths - 1, policy.max_restart_delay)
-    draw = zlib.crc32(f"{worker} {past.died_at!r}".encode()) / 2**32
-    return delay * (0.75 + draw / 2)
+    pasts = {seen.worker: see(history.get(seen.worker), seen, policy, now) for seen in observations}
+    nodes = Nodes(observations, {**history, **pasts}, policy, now)
+    heard_any = any(seen.health is not None for seen in observations)
+    cases = [Case(seen, pasts[seen.worker], nodes, heard_any, now) for seen in observations]
+    look = _Look(cases, policy, marked_nodes)
+    return [action for case in cases if (action := look.decide(case)) is not None]
 
 
-def _decide(seen: Observation, past: Past, policy: Policy, now: float) -> Action | None:
-    if seen.run < past.started:
-        return None  # Seen before the last start was carried out.
-    if seen.run == 0:
-        return Start(seen.worker, 1, "it is to run")
-    if seen.death is not None:
-        return _after_death(seen, seen.death, past, policy, now)
-    if seen.run <= past.killed:
-        return None  # Killed, and not gone yet.
-    reason = _why_kill(seen, policy)
-    if reason is not None:
-        return Kill(seen.worker, seen.run, reason)
-    if seen.health is not None and seen.health.state is State.FAILED:
-        return _after_failure(seen, seen.health, past, policy, now)
-    return None
+class _Look:
+    """What is decided in one look, and so limits what else is."""
 
+    def __init__(self, cases: Sequence[Case], policy: Policy, marked_nodes: Collection[str]) -> None:
+        self._policy = policy
+        self._ready = Counter(case.seen.group for case in cases if _serves(case, policy))
+        self._marked = set(marked_nodes)
 
-def _after_failure(
-    seen: Observation, health: Health, past: Past, policy: Policy, now: float
-) -> Action | None:
-    if seen.run > past.given_up:
-        return GiveUp(
-            seen.worker,
-            seen.run,
-            f"its engine cannot be started: {health.last_fault}; "
-            f"the next try is in {policy.retry_delay:.0f} s",
-        )
-    if not 0 <= now - past.given_up_at < policy.retry_delay:
-        return Kill(seen.worker, seen.run, "its engine could not be started; trying again")
-    return None
-
-
-def _after_death(seen: Observation, death: str, past: Past, policy: Policy, now: float) -> Action | None:
-    past = _see(past, seen, policy, now)
-    delay = restart_delay(seen.worker, past, policy)
-    # A negative time is a clock that was set back: no reason to wait for it to catch up.
-    if not 0 <= now - past.died_at < delay:
-        return Start(seen.worker, seen.run + 1, death)
-    if past.deaths >= policy.max_deaths and seen.run > past.given_up:
-        return GiveUp(
-            seen.worker,
-            seen.run,
-            f"it died {past.deaths} times in a row, the last time so: {death}; "
-            f"the next start is in {delay:.0f} s",
-        )
-    return None
-
-
-def _why_kill(seen: Observation, policy: Policy) -> str | None:
-    if seen.health is None:
-        if seen.silence > policy.start_timeout:
-            return f"it did not answer within {seen.silence:.0f} s of its start"
+    def decide(self, case: Case) -> Action | None:
+        seen, past = case.seen, case.past
+        if seen.run < past.started:
+            return None  # Seen before the last start was carried out.
+        if not seen.going and seen.level != past.level and seen.body != past.level_body:
+            why = past.level_reason or "the worker's template changed"
+            return SetLevel(seen.worker, seen.run, Cause(None, why), past.level)
+        if seen.run == 0:
+            return Start(seen.worker, 1, Cause(None, "it is to run"))
+        if seen.run <= past.replaced and seen.death is None and not seen.going:
+            return None  # Taken away, and not gone yet.
+        for rung in self._policy.ladder:
+            if seen.going and rung.step is not Step.FORCE:
+                continue
+            reason = trouble(rung, case)
+            if reason is not None:
+                action = self._take(rung, case, Cause(rung.when, reason))
+                if action is not None:
+                    return action
         return None
-    if seen.silence > policy.unresponsive_timeout:
-        return f"it has not answered for {seen.silence:.0f} s"
-    state = seen.health.state
-    busy = state is State.LOADING or (state is State.READY and seen.health.requests > 0)
-    if busy and seen.health.last_progress > policy.progress_timeout:
-        return f"it made no progress for {seen.health.last_progress:.0f} s and does not repair itself"
-    return None
+
+    def _take(self, rung: Rung, case: Case, cause: Cause) -> Action | None:
+        """None if the rung's step cannot be taken, or not yet."""
+        match rung.step:
+            case Step.REPLACE:
+                return self._replace(rung, case, cause)
+            case Step.FORCE:
+                return self._force(case, cause)
+            case Step.NEXT_LEVEL:
+                return _next_level(case, cause)
+            case Step.LEAVE_NODE:
+                return self._leave_node(case, cause)
+            case Step.GIVE_UP:
+                return self._give_up(case, cause)
+
+    def _replace(self, rung: Rung, case: Case, cause: Cause) -> Action | None:
+        seen, past = case.seen, case.past
+        if seen.held or self._rolling(case) or (seen.ready and rung.when not in HANGS):
+            return None
+        since = past.given_up_at or past.died_at
+        # A negative time is a clock that was set back: no reason to wait for it to catch up.
+        if 0 <= case.now - since < restart_delay(seen.worker, past, self._policy):
+            return None
+        if seen.death is not None and not seen.kept:
+            return Start(seen.worker, seen.run + 1, cause)
+        return None if seen.run <= past.replaced else Replace(seen.worker, seen.run, cause)
+
+    def _rolling(self, case: Case) -> bool:
+        return case.seen.rolling and case.now - case.past.rolling_at < self._policy.rollout_patience
+
+    def _force(self, case: Case, cause: Cause) -> Action | None:
+        seen = case.seen
+        return None if seen.run <= case.past.forced else Replace(seen.worker, seen.run, cause, force=True)
+
+    def _leave_node(self, case: Case, cause: Cause) -> Action | None:
+        seen, past = case.seen, case.past
+        fault = own_fault(seen, past)
+        known = fault is not None and case.nodes.marked_after(seen.node, fault)
+        if seen.node not in self._marked and not known:
+            if len(self._marked) >= self._policy.max_marked_nodes:
+                return None
+            self._marked.add(seen.node)
+            return MarkNode(seen.worker, seen.run, cause, seen.node)
+        if self._rolling(case) or seen.held or seen.run <= past.replaced or _loads(seen):
+            return None
+        if not _serves(case, self._policy):
+            return Replace(seen.worker, seen.run, cause)
+        if (seen.health and seen.health.requests) or self._ready[seen.group] <= self._policy.min_ready:
+            return None
+        self._ready[seen.group] -= 1
+        return Replace(seen.worker, seen.run, cause, drain=True)
+
+    def _give_up(self, case: Case, cause: Cause) -> Action | None:
+        seen, past = case.seen, case.past
+        if seen.ready or past.given_up_at or not _level_in_effect(case):
+            return None
+        retry = f"the next try is in {self._policy.retry_delay:.0f} s"
+        return GiveUp(seen.worker, seen.run, Cause(cause.trouble, f"{cause.reason}; {retry}"))
 
 
-def _see(past: Past, seen: Observation, policy: Policy, now: float) -> Past:
-    """Counts a death that was not counted yet."""
-    if seen.death is not None and seen.run > past.dead:
-        row = 0 if now - past.started_at >= policy.healthy_after else past.deaths
-        past = replace(past, dead=seen.run, died_at=now, deaths=row + 1)
-    if seen.health is not None and seen.health.state is State.READY:
-        past = replace(past, ready=max(past.ready, seen.run))
-    return past
+def _next_level(case: Case, cause: Cause) -> Action | None:
+    seen, past = case.seen, case.past
+    if past.level >= past.levels or not _level_in_effect(case):
+        return None
+    return SetLevel(seen.worker, seen.run, cause, past.level + 1)
+
+
+def _level_in_effect(case: Case) -> bool:
+    """What went wrong went wrong on the level that was set last."""
+    health = case.seen.health
+    return case.seen.death is not None or health is None or health.level >= case.past.level
+
+
+def _serves(case: Case, policy: Policy) -> bool:
+    return case.seen.ready and not hangs(case, policy.ladder)
+
+
+def _loads(seen: Observation) -> bool:
+    """It lives, and may yet come to serve."""
+    return seen.death is None and (
+        seen.health is None or seen.health.state in (State.LOADING, State.DRAINING)
+    )

@@ -4,7 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from moebius_controller.decide import Action, GiveUp, History, Kill, Observation, Past, Start, State
+from moebius_controller.types import (
+    Action,
+    GiveUp,
+    History,
+    MarkNode,
+    Observation,
+    Past,
+    Replace,
+    SetLevel,
+    Start,
+)
 
 # As many are kept as a person would read.
 KEPT_EVENTS = 100
@@ -15,6 +25,8 @@ class What(StrEnum):
     READY = "ready"
     DIED = "died"
     KILLED = "killed"
+    LEVEL_SET = "level set"
+    NODE_MARKED = "node marked"
     GAVE_UP = "gave up"
 
 
@@ -35,14 +47,31 @@ def events_of(
     events = []
     for seen in observations:
         past = history.get(seen.worker, Past())
-        if seen.health is not None and seen.health.state is State.READY and seen.run > past.ready:
+        if seen.ready and seen.run > past.ready:
             events.append(Event(now, seen.worker, seen.run, What.READY, "its engine serves"))
         if seen.death is not None and seen.run > past.dead:
             events.append(Event(now, seen.worker, seen.run, What.DIED, seen.death))
     events.extend(
-        Event(now, action.worker, action.run, _WHAT[type(action)], action.reason) for action in actions
+        Event(now, action.worker, action.run, WHAT[type(action)], tell(action)) for action in actions
     )
     return events
 
 
-_WHAT = {Start: What.STARTED, Kill: What.KILLED, GiveUp: What.GAVE_UP}
+def tell(action: Action) -> str:
+    """What is done and why, for people who know which kind of action it is."""
+    match action:
+        case SetLevel():
+            return f"fallback level {action.level}: {action.cause.reason}"
+        case MarkNode():
+            return f"{action.node}: {action.cause.reason}"
+        case _:
+            return action.cause.reason
+
+
+WHAT = {
+    Start: What.STARTED,
+    Replace: What.KILLED,
+    SetLevel: What.LEVEL_SET,
+    MarkNode: What.NODE_MARKED,
+    GiveUp: What.GAVE_UP,
+}

@@ -3,12 +3,14 @@
 import asyncio
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import structlog
 import uvloop
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector
 
+from moebius_cluster.errors import ClusterError
 from moebius_common.address import split_address
 from moebius_common.garbage import spare_what_is_there
 from moebius_common.logs import configure_logs
@@ -50,7 +52,7 @@ def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
                 runner.run(_serve(settings, listener, admin))
-            except (KeysError, OSError) as error:
+            except (KeysError, OSError, ClusterError) as error:
                 sys.exit(f"moebius-gateway: {error}")
 
 
@@ -69,9 +71,9 @@ def _address(listener: socket.socket) -> str:
 
 
 async def _serve(settings: GatewaySettings, listener: socket.socket, admin: socket.socket | None) -> None:
-    """Raises `KeysError` and `OSError` for files that cannot be used."""
+    """Raises `KeysError` and `OSError` for files that cannot be used, and `ClusterError`."""
     registry = CollectorRegistry()
-    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+    for collector in (PlatformCollector, GCCollector):
         collector(registry=registry)
     options = DispatcherOptions(
         workers=settings.workers,
@@ -81,7 +83,8 @@ async def _serve(settings: GatewaySettings, listener: socket.socket, admin: sock
         tls=settings.worker_tls,
     )
     lifecycle = Lifecycle()
-    dispatcher = Dispatcher(options, DispatcherMetrics(registry))
+    metrics = DispatcherMetrics(registry)
+    dispatcher = Dispatcher(options, metrics)
     services = build_services(settings, dispatcher, lifecycle, registry)
     protocol = bounded(settings.max_header_bytes, settings.max_headers)
     tasks: list[asyncio.Task[None]] = []
@@ -95,9 +98,30 @@ async def _serve(settings: GatewaySettings, listener: socket.socket, admin: sock
     if admin is not None:
         tasks.append(asyncio.create_task(Server(build_admin_app(services), protocol).serve([admin])))
     spare_what_is_there()
-    await public.serve([listener])
+    with _discovery(settings, dispatcher, metrics):
+        await public.serve([listener])
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     if not public.started:
         sys.exit("moebius-gateway: could not start; the log says why")
+
+
+@contextmanager
+def _discovery(
+    settings: GatewaySettings, dispatcher: Dispatcher, metrics: DispatcherMetrics
+) -> Iterator[None]:
+    """Keeps the dispatcher told of the workers, if they are to be found. Raises `ClusterError`."""
+    if settings.discover_selector is None:
+        yield
+        return
+    # The client of the Kubernetes API is large, and most gateways outside of a cluster do without.
+    from moebius_gateway.workers.discovery import DiscoveryOptions, discover
+
+    options = DiscoveryOptions(settings.discover_selector, settings.discover_namespace)
+    discovery = discover(options, dispatcher.set_workers, metrics)
+    discovery.start()
+    try:
+        yield
+    finally:
+        discovery.stop()

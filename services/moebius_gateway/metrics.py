@@ -6,15 +6,23 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from moebius_common.build_info import tell_build
+
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 INTER_TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 REQUEST_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
+# What exists from the start, at zero: a rate over the first error is no rate otherwise.
+GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+CODES = ("200", "400", "429", "500", "503")
+STREAM_ERRORS = ("engine_dead", "engine_stalled", "gpu_fault", "internal_error", "not_ready", "poisoned")
 
 
 class GatewayMetrics:
     """One for each gateway. The labels take values from routes and served models only, never from clients."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        tell_build("gateway", registry)
+
         def name(suffix: str) -> str:
             return f"moebius_gateway_{suffix}"
 
@@ -76,6 +84,22 @@ class GatewayMetrics:
             buckets=REQUEST_SECONDS,
             registry=registry,
         )
+        for code in STREAM_ERRORS:
+            self.stream_errors.labels(code)
+        for stream in ("true", "false"):
+            for route in GENERATION_ROUTES:
+                for code in CODES:
+                    self.requests.labels(route, code, stream)
+
+    def serves(self, model: str) -> None:
+        """Makes the model's series exist."""
+        for metric in (
+            *(self._generations, self.prompt_tokens, self.cached_tokens, self.generated_tokens),
+            *(self._first_token, self._inter_token),
+        ):
+            metric.labels(model)
+        for stream in ("true", "false"):
+            self._request.labels(model, stream)
 
     @contextmanager
     def request_in_flight(self) -> Iterator[None]:

@@ -45,6 +45,15 @@ class GatewaySettings(ServiceSettings):
     workers: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
         (), description="addresses of the workers, host:port, separated by commas"
     )
+    discover_selector: str | None = Field(
+        None,
+        min_length=1,
+        description="instead of --workers, on Kubernetes: the pods with these labels are the workers, for "
+        "example app.kubernetes.io/component=worker; they are reached at their port named grpc",
+    )
+    discover_namespace: str | None = Field(
+        None, description="where these pods are. Left out: the gateway's own namespace"
+    )
     gateway_id: str = Field(
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
         description="names this gateway to workers",
@@ -129,6 +138,10 @@ class GatewaySettings(ServiceSettings):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
                 raise ValueError(f"{flags[0]} and {flags[1]} go together")
+        if self.workers and self.discover_selector is not None:
+            raise ValueError("--workers and --discover-selector exclude one another")
+        if self.discover_namespace is not None and self.discover_selector is None:
+            raise ValueError("--discover-namespace needs --discover-selector")
         if self.worker_tls_cert is not None and self.worker_tls_ca is None:
             raise ValueError("--worker-tls-cert needs --worker-tls-ca")
         return self

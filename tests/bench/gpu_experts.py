@@ -143,6 +143,8 @@ def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling
                 Tiling(8, 64, 256, 4, 3),
                 Tiling(8, 64, 256, 4, 3, registers=96),
                 Tiling(8, 32, 256, 2, 3),
+                Tiling(8, 64, 128, 4, 4),
+                Tiling(8, 32, 128, 2, 5),
             ]
             small += [Tiling(8, 16, 256, 2, 4, depth=2)] if one else []
         found[8] = (
@@ -150,12 +152,20 @@ def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling
             small + ([replace(tile, prefetch=True) for tile in small[:3]] if tokens_a_slot < 1 else []),
         )
     if 2 < tokens_a_slot <= 16:
-        if format == "bf16":
-            small = [Tiling(16, 32, 128, 2, 4), Tiling(16, 64, 128, 4, 3)]
-        else:
-            columns = 128 if wide else 256
-            small = [Tiling(16, 64, columns, 4, 3, parts=2), Tiling(16, 32, columns, 2, 3, parts=2)]
+        columns = 128 if wide else 256
+        small = [
+            Tiling(16, 32, columns, 2, 4),
+            Tiling(16, 64, columns, 4, 3),
+            Tiling(16, 64, 128, 4, 4),
+            Tiling(16, 128, 128, 4, 3),
+            Tiling(16, 128, 128, 8, 3),
+        ]
+        if not wide:
+            small += [Tiling(16, 64, columns, 4, 3, parts=2), Tiling(16, 32, columns, 2, 3, parts=2)]
         found[16] = small, small
+    if 6 <= tokens_a_slot <= 40:
+        small = [Tiling(32, 64, 128, 4, 3), Tiling(32, 64, 64, 4, 4), Tiling(32, 128, 64, 4, 4)]
+        found[32] = small, small
     if 12 <= tokens_a_slot <= 64:
         small = [Tiling(64, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4)]
         found[64] = small, small

@@ -4,18 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
-from moebius_controller.decide import (
+from moebius_controller.decide import decide
+from moebius_controller.history import remember
+from moebius_controller.policy import Policy
+from moebius_controller.types import (
     Action,
     GiveUp,
     Health,
     History,
-    Kill,
+    MarkNode,
     Observation,
-    Policy,
+    Replace,
+    SetLevel,
     Start,
     State,
-    decide,
-    remember,
+    Trouble,
 )
 
 
@@ -83,11 +86,16 @@ class FakeWorker:
         lasted = now - self.since
         match self.condition:
             case Condition.SILENT:
-                return lasted > (policy.unresponsive_timeout if self.health else policy.start_timeout)
+                return lasted > seconds_of(policy, Trouble.SILENT if self.health else Trouble.MUTE)
             case Condition.STUCK_BUSY | Condition.STUCK_LOADING:
-                return lasted > policy.progress_timeout
+                return lasted > seconds_of(policy, Trouble.STUCK)
             case _:
                 return False
+
+
+def seconds_of(policy: Policy, trouble: Trouble) -> float:
+    """Of the first rung about it."""
+    return next(rung.seconds for rung in policy.ladder if rung.when is trouble)
 
 
 @dataclass
@@ -113,10 +121,10 @@ class Fleet:
             match action:
                 case Start():
                     by_name[action.worker].start(action.run, self.now)
-                case Kill():
+                case Replace():
                     assert action.run == by_name[action.worker].run
                     by_name[action.worker].become(Condition.DEAD, self.now)
-                case GiveUp():
+                case GiveUp() | SetLevel() | MarkNode():
                     pass
         return actions
 

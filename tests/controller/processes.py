@@ -4,19 +4,20 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 from prometheus_client import CollectorRegistry
 
 from moebius_controller.control import Controller
-from moebius_controller.decide import Policy
 from moebius_controller.events import Event, What
 from moebius_controller.local.driver import LocalDriver
 from moebius_controller.metrics import ControllerMetrics
+from moebius_controller.policy import LADDER, Policy, Rung
 from moebius_controller.spec import StackSpec, WorkerSpec, write_stack
-from moebius_controller.state_file import ControllerState, ProcessView, load_state
+from moebius_controller.state_file import ControllerState, FileMemory, ProcessView, load_state
+from moebius_controller.types import Step, Trouble
 from tests.ports import free_port
 from tests.stack import until
 
@@ -80,12 +81,15 @@ class Controlled:
 
 
 @asynccontextmanager
-async def controlled(folder: Path, *specs: WorkerSpec, **policy: float) -> AsyncIterator[Controlled]:
+async def controlled(
+    folder: Path, *specs: WorkerSpec, ladder: tuple[Rung, ...] = LADDER, **policy: float
+) -> AsyncIterator[Controlled]:
     """The controller in this process; at the end no worker is left."""
     state_file = folder / "controller.json"
     driver = LocalDriver(specs, {})
     metrics = ControllerMetrics(CollectorRegistry())
-    controller = Controller(driver, Policy(**policy), state_file, metrics, None)  # type: ignore[arg-type]
+    rules = Policy(ladder, **policy)  # type: ignore[arg-type]
+    controller = Controller(driver, rules, FileMemory(state_file), metrics)
     stop, hurry = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(controller.run(0.05, stop))
     try:
@@ -97,6 +101,21 @@ async def controlled(folder: Path, *specs: WorkerSpec, **policy: float) -> Async
         hurry.set()
         await driver.stop(5, hurry)
         assert not [view for view in driver.processes().values() if view.pid is not None]
+
+
+def impatient(**seconds: float) -> tuple[Rung, ...]:
+    """The usual ladder with other seconds for rungs that replace, by their troubles."""
+    return tuple(
+        replace(rung, seconds=seconds.get(rung.when, rung.seconds)) if rung.step is Step.REPLACE else rung
+        for rung in LADDER
+    )
+
+
+def giving_up(deaths: int) -> tuple[Rung, ...]:
+    return tuple(
+        replace(rung, times=deaths) if (rung.when, rung.step) == (Trouble.DEATHS, Step.GIVE_UP) else rung
+        for rung in LADDER
+    )
 
 
 @dataclass(frozen=True)

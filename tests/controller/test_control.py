@@ -1,20 +1,46 @@
 """The control loop over a driver that a test plays: what it does, remembers, tells and survives."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from moebius_controller.control import Controller
-from moebius_controller.decide import Action, GiveUp, Health, Kill, Observation, Policy, Start, State
 from moebius_controller.events import KEPT_EVENTS, What
 from moebius_controller.metrics import ControllerMetrics
-from moebius_controller.state_file import ControllerState, ProcessView, load_state
+from moebius_controller.policy import LADDER, Policy
+from moebius_controller.state_file import (
+    ControllerState,
+    FileMemory,
+    ProcessView,
+    StaleMemoryError,
+    load_state,
+    save_state,
+)
+from moebius_controller.types import (
+    Action,
+    Cause,
+    GiveUp,
+    Health,
+    Observation,
+    Past,
+    Replace,
+    Start,
+    State,
+    Step,
+    Trouble,
+)
+from moebius_controller.view import View
 
-POLICY = Policy(restart_delay=1, unresponsive_timeout=10, max_deaths=3, retry_delay=60)
+POLICY = Policy(
+    ladder=tuple(replace(rung, times=3) if rung.step is Step.GIVE_UP else rung for rung in LADDER),
+    restart_delay=1,
+    retry_delay=60,
+)
+FIRST = Cause(None, "it is to run")
 
 
 @dataclass
@@ -24,21 +50,24 @@ class PlayedDriver:
     seen: Observation = field(default_factory=lambda: Observation("w"))
     performed: list[Action] = field(default_factory=list)
     looks: int = 0
+    hands_off: str = ""
+    term: int = 1
 
-    def observe(self) -> Sequence[Observation]:
+    def view(self) -> View:
         self.looks += 1
-        return [self.seen]
+        return View([self.seen], hands_off=self.hands_off, term=self.term)
 
     def processes(self) -> Mapping[str, ProcessView]:
         return {"w": ProcessView(self.seen.run, None, self.seen.death)}
 
-    async def perform(self, action: Action) -> None:
+    async def perform(self, action: Action) -> bool:
         self.performed.append(action)
         match action:
             case Start():
                 self.seen = Observation("w", action.run)
-            case Kill():
+            case Replace():
                 self.die("it was killed by SIGKILL")
+        return True
 
     async def changed(self, seconds: float) -> None:
         await asyncio.sleep(0)
@@ -61,8 +90,7 @@ class Played:
     def restart(self) -> None:
         """Another controller takes over, with what the one before left on disk."""
         metrics = ControllerMetrics(CollectorRegistry())
-        before = load_state(self.state_file)
-        self.controller = Controller(self.driver, POLICY, self.state_file, metrics, before)
+        self.controller = Controller(self.driver, POLICY, FileMemory(self.state_file), metrics)
 
     def state(self) -> ControllerState:
         state = load_state(self.state_file)
@@ -115,8 +143,8 @@ async def test_a_restarted_controller_goes_on_where_the_one_before_was(played: P
         await played.controller.look(now)
     assert played.told() == [(What.STARTED, 1), (What.DIED, 1), (What.STARTED, 2)]
     assert played.driver.performed == [
-        Start("w", 1, "it is to run"),
-        Start("w", 2, "it was killed by SIGKILL"),
+        Start("w", 1, FIRST),
+        Start("w", 2, Cause(Trouble.DEAD, "it was killed by SIGKILL")),
     ]
 
 
@@ -146,7 +174,7 @@ async def test_only_so_many_events_are_kept(played: Played) -> None:
 async def test_a_full_disk_is_no_reason_to_leave_workers_alone(played: Played) -> None:
     played.state_file.parent.joinpath("controller.json.new").mkdir()
     await played.controller.look(100)
-    assert played.driver.performed == [Start("w", 1, "it is to run")]
+    assert played.driver.performed == [Start("w", 1, FIRST)]
     played.state_file.parent.joinpath("controller.json.new").rmdir()
     await played.controller.look(101)
     assert played.told() == [(What.STARTED, 1)]
@@ -154,6 +182,7 @@ async def test_a_full_disk_is_no_reason_to_leave_workers_alone(played: Played) -
 
 async def test_the_file_is_written_only_when_there_is_news(played: Played) -> None:
     await played.controller.look(100)
+    await played.controller.look(100.5)
     written = played.state_file.stat().st_ino
     played.driver.seen = Observation("w", 1, silence=1.0)
     await played.controller.look(101)
@@ -178,7 +207,7 @@ async def test_it_ends_when_it_is_told_to(played: Played) -> None:
 async def test_metrics(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     driver = PlayedDriver()
-    controller = Controller(driver, POLICY, tmp_path / "state.json", ControllerMetrics(registry), None)
+    controller = Controller(driver, POLICY, FileMemory(tmp_path / "state.json"), ControllerMetrics(registry))
 
     def state(name: str) -> float | None:
         return registry.get_sample_value("moebius_controller_worker_state", {"worker": "w", "state": name})
@@ -195,3 +224,79 @@ async def test_metrics(tmp_path: Path) -> None:
     assert (state("SILENT"), state("READY"), events("ready")) == (0, 1, 1)
     assert registry.get_sample_value("moebius_controller_worker_silence_seconds", {"worker": "w"}) == 0.5
     assert registry.get_sample_value("moebius_controller_last_look_timestamp_seconds") == 102
+
+
+async def test_who_does_not_lead_looks_and_does_nothing(played: Played) -> None:
+    played.driver.hands_off = "another one leads"
+    await played.controller.look(100)
+    await played.controller.look(160)
+    assert played.driver.looks == 2
+    assert not played.driver.performed
+    assert not played.state_file.exists()
+
+
+async def test_a_new_leader_reads_what_was_done_by_the_one_before(played: Played) -> None:
+    await played.controller.look(100)
+    other = Played(played.driver, played.state_file)
+    played.driver.die("it was killed by SIGKILL")
+    await other.controller.look(110)
+    await other.controller.look(112)
+    assert [action.run for action in played.driver.performed] == [1, 2]
+    # The first one leads again; by its own memory it would have to count the death once more.
+    played.driver.term = 2
+    await played.controller.look(113)
+    assert played.state().history["w"].deaths == 1
+    assert [action.run for action in played.driver.performed] == [1, 2]
+
+
+async def test_what_could_not_be_done_is_tried_again(played: Played) -> None:
+    class Refuses(PlayedDriver):
+        refusals = 2
+
+        async def perform(self, action: Action) -> bool:
+            if self.refusals:
+                self.refusals -= 1
+                self.performed.append(action)
+                return False
+            return await super().perform(action)
+
+    played.driver = Refuses()
+    played.restart()
+    for now in (100, 101, 102, 103):
+        await played.controller.look(now)
+    assert played.driver.performed == [Start("w", 1, FIRST)] * 3
+    assert played.told() == [(What.STARTED, 1)]
+
+
+async def test_a_memory_that_another_one_wrote_is_read_again(tmp_path: Path) -> None:
+    class Shared(FileMemory):
+        stale = False
+
+        async def save(self, state: ControllerState) -> None:
+            if self.stale:
+                self.stale = False
+                raise StaleMemoryError
+            await super().save(state)
+
+    memory, driver = Shared(tmp_path / "state.json"), PlayedDriver()
+    controller = Controller(driver, POLICY, memory, ControllerMetrics(CollectorRegistry()))
+    await controller.look(100)
+    save_state(tmp_path / "state.json", ControllerState(1, {"other": Past(level=2)}))
+    memory.stale = True
+    driver.die("it was killed by SIGKILL")
+    await controller.look(101)
+    await controller.look(102)
+    state = load_state(tmp_path / "state.json")
+    assert state is not None
+    assert state.history["other"].level == 2
+
+
+async def test_a_memory_that_cannot_be_reached_is_no_empty_one(tmp_path: Path) -> None:
+    class Away(FileMemory):
+        async def load(self) -> ControllerState | None:
+            raise OSError("no route to host")
+
+    driver = PlayedDriver()
+    controller = Controller(driver, POLICY, Away(tmp_path / "s"), ControllerMetrics(CollectorRegistry()))
+    await controller.look(100)
+    assert not driver.performed

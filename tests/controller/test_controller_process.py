@@ -110,10 +110,13 @@ def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     stack.write_text('{"workers": [{"name": "w"}]}')
     assert f"cannot read the stack file {stack}" in refused("--stack", str(stack))
     with pytest.raises(SystemExit, match="2"):
-        main(["--max-deaths", "0"])
+        main(["--stack", str(stack), "--min-ready", "-1", "--ladder", '[{"when": "dead", "step": "jump"}]'])
     said = capsys.readouterr().err
-    assert "--max-deaths: Input should be greater than 0" in said
-    assert "--stack: Field required" in said
+    assert "--min-ready: Input should be greater than or equal to 0" in said
+    assert "--ladder.0.step: Input should be 'replace'" in said
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "--driver local needs --stack" in capsys.readouterr().err
     write_stack(stack, StackSpec(()))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -1,27 +1,41 @@
 """Random histories of several workers: what must hold whatever happens, and in the long run."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from moebius_controller.decide import GiveUp, History, Kill, Past, Policy, Start, restart_delay
+from moebius_controller.policy import LADDER, Policy, Rung, restart_delay
 from moebius_controller.state_file import ControllerState, load_state, save_state
+from moebius_controller.types import GiveUp, History, Past, Replace, Start, Step, Trouble
 from tests.controller.fleet import Condition, FakeWorker, Fleet
 
 WORKERS = 3
+LOOP = next(rung.times for rung in LADDER if (rung.when, rung.step) == (Trouble.DEATHS, Step.GIVE_UP))
+FAILED_SECONDS = next(rung.seconds for rung in LADDER if rung.when is Trouble.FAILED and rung.seconds)
 seconds = st.floats(0.01, 20)
+
+
+def ladder(silent: float, mute: float, stuck: float, deaths: int) -> tuple[Rung, ...]:
+    """The usual one with other numbers."""
+    numbers = {
+        (Trouble.SILENT, Step.REPLACE): {"seconds": silent},
+        (Trouble.MUTE, Step.REPLACE): {"seconds": mute},
+        (Trouble.STUCK, Step.REPLACE): {"seconds": stuck},
+        (Trouble.DEATHS, Step.GIVE_UP): {"times": deaths},
+    }
+    return tuple(replace(rung, **numbers.get((rung.when, rung.step), {})) for rung in LADDER)
+
+
 policies = st.builds(
     Policy,
-    unresponsive_timeout=seconds,
-    start_timeout=seconds,
-    progress_timeout=seconds,
+    ladder=st.builds(ladder, seconds, seconds, seconds, st.integers(1, 5)),
     restart_delay=st.floats(0.01, 2),
     max_restart_delay=st.floats(0.01, 20),
     healthy_after=st.floats(1, 60),
-    max_deaths=st.integers(1, 5),
     retry_delay=seconds,
 )
 # Time that passes until the next look, and what becomes of which worker before it.
@@ -42,8 +56,10 @@ def longest_wait(policy: Policy) -> float:
 
 def waited_enough(fleet: Fleet, worker: FakeWorker) -> bool:
     past = fleet.history[worker.name]
-    given_up = worker.condition is Condition.FAILED and past.given_up == worker.run
-    return given_up and fleet.now - past.given_up_at >= fleet.policy.retry_delay
+    if worker.condition is not Condition.FAILED or not past.given_up_at or not past.failed_at:
+        return False
+    waited = fleet.now - past.given_up_at >= restart_delay(worker.name, past, fleet.policy)
+    return waited and fleet.now - past.failed_at >= FAILED_SECONDS
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,7 +88,7 @@ def test_every_cause_has_one_action_and_every_death_a_restart(
             if worker.condition is Condition.DEAD:
                 found_dead.setdefault(worker.name, fleet.now)
         actions = fleet.look()
-        assert {action.worker for action in actions if isinstance(action, Kill)} == sick
+        assert {action.worker for action in actions if isinstance(action, Replace)} == sick
         for worker in fleet.workers:
             if worker.condition is not Condition.DEAD:
                 found_dead.pop(worker.name, None)
@@ -83,16 +99,15 @@ def test_every_cause_has_one_action_and_every_death_a_restart(
 
 
 @given(policy=policies, deaths=st.integers(1, 2000), died_at=st.floats(0, 4e9))
-@example(policy=Policy(max_deaths=5000), deaths=4000, died_at=0.0)
+@example(policy=Policy(), deaths=4000, died_at=0.0)
 def test_back_off_grows_and_is_bounded(policy: Policy, deaths: int, died_at: float) -> None:
     first, second = (
         restart_delay("w", Past(died_at=died_at, deaths=count), policy) for count in (deaths, deaths + 1)
     )
-    assert 0 < first <= longest_wait(policy)
-    if deaths + 1 < policy.max_deaths:
-        # The spread is the same for the same time of death.
-        at_limit = second >= 0.75 * policy.max_restart_delay
-        assert second == pytest.approx(2 * first) or (at_limit and first <= second < 2 * first)
+    assert 0 < first <= 1.25 * policy.max_restart_delay
+    # The spread is the same for the same time of death.
+    at_limit = second >= 0.75 * policy.max_restart_delay
+    assert second == pytest.approx(2 * first) or (at_limit and first <= second < 2 * first)
 
 
 def run(fleet: Fleet, duration: float, look_interval: float = 0.25) -> None:
@@ -113,7 +128,7 @@ def test_a_crash_loop_stays_one() -> None:
     fleet = Fleet(Policy(), [DiesAtOnce("w")])
     run(fleet, 3600)
     gaps = [after - before for before, after in itertools.pairwise(fleet.times(Start))]
-    quick, slow = gaps[: Policy().max_deaths - 1], gaps[Policy().max_deaths - 1 :]
+    quick, slow = gaps[: LOOP - 1], gaps[LOOP - 1 :]
     assert all(after >= before for before, after in itertools.pairwise(quick))
     assert sum(quick) < 12
     assert len(slow) > 45
@@ -126,7 +141,7 @@ def test_a_worker_that_recovers_is_as_good_as_new() -> None:
     policy = Policy()
     fleet = Fleet(policy, [DiesAtOnce("w")])
     run(fleet, 600)
-    assert fleet.history["w"].deaths > policy.max_deaths
+    assert fleet.history["w"].deaths > LOOP
     fleet.workers = [FakeWorker("w", fleet.workers[0].run)]
     run(fleet, 80)
     fleet.workers[0].become(Condition.IDLE, fleet.now)

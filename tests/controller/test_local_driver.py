@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moebius_controller.events import What
-from tests.controller.processes import controlled, gone, shell, standin
+from tests.controller.processes import controlled, giving_up, gone, impatient, shell, standin
 from tests.gateway.worker_standin import Plan, StandIn, serving
 
 
@@ -35,7 +35,9 @@ async def test_a_killed_worker_is_restarted_with_back_off(
 
 
 async def test_a_stopped_worker_is_killed_and_replaced(tmp_path: Path) -> None:
-    async with controlled(tmp_path, standin(tmp_path), unresponsive_timeout=1, restart_delay=0.1) as stack:
+    async with controlled(
+        tmp_path, standin(tmp_path), ladder=impatient(silent=1), restart_delay=0.1
+    ) as stack:
         stopped = await stack.ready()
         os.kill(stopped, signal.SIGSTOP)
         assert await stack.ready(2) != stopped
@@ -46,7 +48,7 @@ async def test_a_stopped_worker_is_killed_and_replaced(tmp_path: Path) -> None:
 
 
 async def test_one_that_never_answers_is_killed_after_the_start_timeout(tmp_path: Path) -> None:
-    async with controlled(tmp_path, shell(tmp_path, "exec sleep 1000"), start_timeout=0.5) as stack:
+    async with controlled(tmp_path, shell(tmp_path, "exec sleep 1000"), ladder=impatient(mute=0.5)) as stack:
         await stack.happened(What.STARTED, 2)
         assert "did not answer" in stack.told(What.KILLED)[0].reason
 
@@ -54,14 +56,14 @@ async def test_one_that_never_answers_is_killed_after_the_start_timeout(tmp_path
 async def test_what_somebody_else_answers_at_the_address_is_not_believed(tmp_path: Path) -> None:
     async with serving(StandIn(Plan())) as port:
         spec = replace(shell(tmp_path, "exec sleep 1000"), listen=f"127.0.0.1:{port}")
-        async with controlled(tmp_path, spec, start_timeout=0.5) as stack:
+        async with controlled(tmp_path, spec, ladder=impatient(mute=0.5)) as stack:
             await stack.happened(What.KILLED)
             assert not stack.told(What.READY)
 
 
 async def test_a_crash_loop_is_given_up_with_its_last_words(tmp_path: Path) -> None:
     spec = shell(tmp_path, "echo loading; echo 'no luck today' >&2; exit 3")
-    async with controlled(tmp_path, spec, restart_delay=0.02, max_deaths=3, retry_delay=600) as stack:
+    async with controlled(tmp_path, spec, restart_delay=0.02, ladder=giving_up(3), retry_delay=600) as stack:
         (given_up,) = await stack.happened(What.GAVE_UP)
         assert given_up.run == 3
         assert "died 3 times in a row" in given_up.reason

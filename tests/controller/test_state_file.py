@@ -1,12 +1,12 @@
 """The controller's memory on disk."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebius_controller.decide import Past
 from moebius_controller.events import Event, What
 from moebius_controller.state_file import (
     ControllerState,
@@ -15,10 +15,11 @@ from moebius_controller.state_file import (
     load_state,
     save_state,
 )
+from moebius_controller.types import DeviceFault, Past
 
 STATE = ControllerState(
     pid=17,
-    history={"worker-0": Past(1.5, 2.25, 1, started=2, ready=1, dead=1, killed=1)},
+    history={"worker-0": Past(1.5, 2.25, 1, started=2, ready=1, dead=1, replaced=1, level=2)},
     processes={
         "worker-0": ProcessView(2, pid=99),
         "worker-1": ProcessView(1, None, "it exited with status 1"),
@@ -34,8 +35,16 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["controller.json"]
 
 
-numbers, times = st.integers(0, 2**40), st.floats(0, 1e11)
-pasts = st.builds(Past, times, times, numbers, numbers, numbers, numbers, numbers, numbers)
+numbers, times = st.integers(0, 2**60), st.floats(0, 1e11)
+faults = st.builds(DeviceFault, st.text(), numbers, times, st.booleans(), st.text())
+# All fields, so that one that is added is kept as well.
+pasts = st.builds(
+    Past,
+    **{
+        one.name: {float: times, int: numbers, str: st.text()}.get(one.type, st.lists(faults).map(tuple))
+        for one in fields(Past)
+    },
+)
 
 
 @given(history=st.dictionaries(st.text(), pasts, max_size=4))

@@ -169,7 +169,7 @@ async def test_a_drain_s_deadline_moves_what_is_left() -> None:
         resumed = [one for one in staying.submits if one.resumed]
         assert {one.sampling.seed for one in resumed} == moved
         assert it.gateway.metric("strikes_total") == 0
-        assert it.gateway.metric("recoveries_total", reason="DRAINING") == len(moved)
+        assert it.gateway.metric("migrations_total", reason="DRAINING", outcome="resumed") == len(moved)
         assert not any(view.on_trial for view in it.gateway.workers())
 
 

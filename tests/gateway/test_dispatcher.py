@@ -65,7 +65,7 @@ async def test_engine_death_with_a_second_worker() -> None:
         begun = await begin(it, 8)
         await it.workers[0].die()
         await finish(begun)
-        assert it.gateway.metric("recoveries_total", reason="ENGINE_DEAD") == 4
+        assert it.gateway.metric("migrations_total", reason="ENGINE_DEAD", outcome="resumed") == 4
         assert it.gateway.metric("strikes_total") == 4
         assert it.gateway.idle()
 
@@ -126,7 +126,7 @@ async def test_only_what_was_in_the_step_gets_a_strike() -> None:
         await it.workers[0].die(suspects=frozenset({suspect}))
         await finish(begun)
         assert it.gateway.metric("strikes_total") == 1
-        assert it.gateway.metric("recoveries_total", reason="ENGINE_DEAD") == 2
+        assert it.gateway.metric("migrations_total", reason="ENGINE_DEAD", outcome="resumed") == 2
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -156,7 +156,7 @@ async def test_innocents_leave_quarantine_with_their_first_token() -> None:
         worker.paused = False
         assert tuple((await task).tokens) == undisturbed((5, 6, 7), 1, 10)
         assert [submit.quarantined for submit in worker.submits] == [False, False, True, False]
-        assert it.gateway.metric("recoveries_total", reason="REJOINED") == 1
+        assert it.gateway.metric("migrations_total", reason="REJOINED", outcome="resumed") == 1
 
 
 async def test_random_deaths_change_no_token() -> None:

@@ -246,7 +246,7 @@ async def test_the_whole_answer_is_the_undisturbed_one(case: str) -> None:
         # Each one was killed indeed, but for those that had ended before.
         assert len(it.script.killed) >= body.get("n", 1) * (len(it.script.answer) // 2)
         recovered = it.registry.get_sample_value(
-            "moebius_gateway_recoveries_total", {"reason": "ENGINE_DEAD"}
+            "moebius_gateway_migrations_total", {"reason": "ENGINE_DEAD", "outcome": "resumed"}
         )
         assert (recovered or 0) >= len(it.script.killed) // 2
         assert not any(view.in_flight for view in it.dispatcher.workers())

@@ -43,7 +43,7 @@ async def test_series_exist_before_anything_happened() -> None:
         assert built.metric("workers", state="READY") == 0
         for name in ("streams_waiting", "strikes_total", "poisoned_total"):
             assert built.metric(name) == 0
-        assert built.metric("recoveries_total", reason="ENGINE_DEAD") == 0
+        assert built.metric("migrations_total", reason="ENGINE_DEAD", outcome="resumed") == 0
 
 
 async def test_a_stream_that_is_lost_while_the_gateway_stops_holds_up_nobody(

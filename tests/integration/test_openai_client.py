@@ -137,7 +137,8 @@ async def test_a_client_that_leaves_frees_its_slot(tiny_stack: Stack, client: op
     await stream.close()
 
     async def idle() -> bool:
-        return sum(worker.running for worker in (await tiny_stack.view()).workers) == 0
+        workers = (await tiny_stack.view()).workers
+        return all(worker.state == "READY" and worker.running == 0 for worker in workers)
 
     await until(idle, 1, "the worker has nothing running")
     assert await tiny_stack.metric("moebius_gateway_requests_in_flight") == 0

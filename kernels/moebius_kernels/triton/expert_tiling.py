@@ -4,18 +4,15 @@ Both look at numbers only: tokens, experts, widths and forms, never at what the 
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from moebius_kernels.triton.tiling import ExpertTiling, Tiling
+from moebius_kernels.triton.tiling import ExpertTiling, Tiling, nearest, record_of
 
 TABLE = Path(__file__).parent / "tables" / "hopper.json"
-# How far from its own token count a measurement may serve.
-_REACH = 2.0
 _WIDE = ("bf16", "e4m3", "int8")
 
 
@@ -40,12 +37,8 @@ class Measurement:
 
 
 def expert_tiling(tokens: int, shape: ExpertShape) -> ExpertTiling:
-    near = [one for one in _table().get(shape, ()) if _distance(one.tokens, tokens) <= math.log(_REACH)]
-    # One token has kernels of its own.
-    near = [one for one in near if (one.tokens == 1) == (tokens == 1)]
-    if near:
-        return min(near, key=lambda one: _distance(one.tokens, tokens)).tiling
-    return rules(tokens, shape)
+    found = nearest(_table().get(shape, ()), tokens)
+    return rules(tokens, shape) if found is None else found.tiling
 
 
 def rules(tokens: int, shape: ExpertShape) -> ExpertTiling:
@@ -116,15 +109,9 @@ def _record(one: Measurement) -> Mapping[str, Any]:
         "shape": asdict(one.shape),
         "tokens": one.tokens,
         "microseconds": round(one.microseconds, 1),
-        "gate_up": _changed(one.tiling.gate_up),
-        "down": _changed(one.tiling.down),
+        "gate_up": record_of(one.tiling.gate_up),
+        "down": record_of(one.tiling.down),
     }
-
-
-def _changed(tiling: Tiling) -> Mapping[str, Any]:
-    """What differs from the defaults."""
-    usual = asdict(Tiling(0, 0, 0))
-    return {name: value for name, value in asdict(tiling).items() if value != usual[name]}
 
 
 @cache
@@ -133,7 +120,3 @@ def _table() -> Mapping[ExpertShape, tuple[Measurement, ...]]:
     for one in read_table(TABLE):
         found[one.shape] = (*found.get(one.shape, ()), one)
     return found
-
-
-def _distance(a: int, b: int) -> float:
-    return abs(math.log(a / b))

@@ -1,6 +1,7 @@
 """Dense layers: the experts' product with one matrix and without routing.
 
-Few tokens make few tiles; then several programs share the columns of each, and a second kernel adds up.
+Few tokens make few tiles; then several programs share the columns of each, and a second kernel adds up. Many
+tokens are for the library, whose tiles are faster than the expansion of the matrix is slow.
 """
 
 from collections.abc import Sequence
@@ -10,13 +11,21 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moebius_kernels.formats.dense import Dense
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend, Query
+from moebius_kernels.triton.dense_tiling import DenseShape, dense_tiling
+from moebius_kernels.triton.expand import expanded
 from moebius_kernels.triton.gemm import Routing, gemm, layout_for
 from moebius_kernels.triton.layouts import layout_of
 from moebius_kernels.triton.targets import ARCHITECTURES, overlapping
-from moebius_kernels.triton.tiling import Tiling, dense_tiling
+from moebius_kernels.triton.tiling import Tiling
+
+# Tokens. More go to the library.
+MOST_TILED = 256
+# Numbers of a matrix that is expanded. Larger ones are heads, which see few tokens.
+_MOST_EXPANDED = 1 << 27
 
 
 def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -26,10 +35,24 @@ def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor |
     start = 0
     for block in blocks:
         stop = start + block.shape[0]
-        tiling = dense_tiling(len(rows), block.shape, layout_for(block).code)
-        tiled_linear(rows, block, None if bias is None else bias[start:stop], y[:, start:stop], tiling)
+        own_bias, own_y = None if bias is None else bias[start:stop], y[:, start:stop]
+        if len(rows) > MOST_TILED and block.shape[0] * block.shape[1] <= _MOST_EXPANDED:
+            multiply_expanded(rows, block, own_bias, own_y)
+        else:
+            shape = DenseShape(layout_for(block).code, *block.shape)
+            tiled_linear(rows, block, own_bias, own_y, dense_tiling(len(rows), shape))
         start = stop
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def multiply_expanded(
+    x: torch.Tensor, block: StoredMatrix, bias: torch.Tensor | None, y: torch.Tensor
+) -> None:
+    """x [T, C], y [T, R] as of `tiled_linear`, by way of the matrix in bf16."""
+    w = block.parts["data"] if isinstance(block.format, Dense) else expanded(block)
+    torch.mm(x, w.T, out=y)
+    if bias is not None:
+        y += bias
 
 
 def tiled_linear(
@@ -82,4 +105,22 @@ def _admits(query: Query) -> str | None:
     return None
 
 
-BACKENDS = (Backend("linear", "triton", linear, architectures=ARCHITECTURES, admits=_admits, compiles=True),)
+def _workspace(query: Query) -> int:
+    """Bytes of the largest matrix that is expanded."""
+    if query.tokens.last <= MOST_TILED:
+        return 0
+    numbers = (matrix.shape[0] * matrix.shape[1] for matrix in query.matrices)
+    return 2 * max((number for number in numbers if number <= _MOST_EXPANDED), default=0)
+
+
+BACKENDS = (
+    Backend(
+        "linear",
+        "triton",
+        linear,
+        architectures=ARCHITECTURES,
+        admits=_admits,
+        compiles=True,
+        workspace=_workspace,
+    ),
+)

@@ -152,6 +152,7 @@ def _backend(operation: str, function: Any) -> Backend:
 
 BACKENDS = (
     _backend("rms_norm", rms_norm),
+    _backend("add_rms_norm", add_rms_norm),
     _backend("gated_rms_norm", gated_rms_norm),
     _backend("l2_norm", l2_norm),
 )

@@ -5,14 +5,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moebius_kernels import fused as reference
+from moebius_kernels.attention_plan import AttentionPlan
 from moebius_kernels.device_plan import DeviceAttentionPlan
 from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.launch import launch
-from moebius_kernels.registry import Backend
+from moebius_kernels.registry import Backend, Query
 from moebius_kernels.rotary import Angles
 from moebius_kernels.triton.kv_rows import FORMAT_CODES, fault_of, scales_of, store_rows
 from moebius_kernels.triton.targets import ARCHITECTURES, overlapping, power_of_two
-from moebius_kernels.triton.write_kv import tile_width
+from moebius_kernels.triton.write_kv import LARGEST_TILE, admits_pages, tile_width
 
 # Numbers of a program.
 _TILE = 2048
@@ -42,14 +44,17 @@ def rotate_and_write_kv(
     v: torch.Tensor,
     angles: Angles,
     kv_pages: KvPages,
-    plan: DeviceAttentionPlan,
+    plan: AttentionPlan | DeviceAttentionPlan,
     *,
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     eps: float = 0.0,
     offset: float = 0.0,
 ) -> torch.Tensor:
-    """As `moebius_kernels.fused.rotate_and_write_kv`."""
+    """As `moebius_kernels.fused.rotate_and_write_kv`; rows whose slot is -1 are not kept."""
+    if isinstance(plan, AttentionPlan):
+        norms = {"q_weight": q_weight, "k_weight": k_weight}
+        return reference.rotate_and_write_kv(q, k, v, angles, kv_pages, plan, **norms, eps=eps, offset=offset)
     tokens, heads, dim = q.shape
     keys, values = kv_pages.keys, kv_pages.values
     assert values is not None
@@ -182,4 +187,24 @@ def _rotate_and_write(
         tl.store(target, (query + fault).to(output.dtype.element_ty), mask=inside_q)
 
 
-BACKENDS = (Backend("apply_rotary", "triton", apply_rotary, architectures=ARCHITECTURES, compiles=True),)
+def _admits(query: Query) -> str | None:
+    if query.arguments["kv_pages"]["values"] is None:
+        return "values are in keys"
+    for name in ("k", "v"):
+        heads, dim = query.arguments[name].shape
+        if power_of_two(heads) * tile_width(dim) > LARGEST_TILE:
+            return f"{heads} heads of {dim} do not fit a program"
+    return admits_pages(query)
+
+
+BACKENDS = (
+    Backend("apply_rotary", "triton", apply_rotary, architectures=ARCHITECTURES, compiles=True),
+    Backend(
+        "rotate_and_write_kv",
+        "triton",
+        rotate_and_write_kv,
+        architectures=ARCHITECTURES,
+        admits=_admits,
+        compiles=True,
+    ),
+)

@@ -1,6 +1,9 @@
 """How the work of a product is cut up, by its shape."""
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +38,32 @@ class ExpertTiling:
     down: Tiling
 
 
-# Programs that keep an H100's 132 multiprocessors busy: four on each.
-_PROGRAMS = 528
+class Measured(Protocol):
+    """Something that was measured with so many tokens."""
+
+    @property
+    def tokens(self) -> int: ...
 
 
-def dense_tiling(tokens: int, shape: tuple[int, ...], code: str) -> Tiling:
-    """For a matrix of `shape` [R, C] whose codes are `code`."""
-    rows, columns = shape
-    wide = code in ("bf16", "e4m3", "int8")
-    if tokens <= 32:
-        tile = 8 if tokens <= 8 else 16 if tokens <= 16 else 32
-        step = 128 if wide or tile == 32 else 256
-        one = Tiling(tile, 64, step, 4, 4 if wide else 3) if tile == 8 else Tiling(tile, 32, step, 2, 3)
-        programs = -(-rows // one.rows)
-        # At least two steps each, or adding up costs more than it gains.
-        splits = max(1, min(_PROGRAMS // programs, columns // (2 * step), 16))
-        return replace(one, splits=splits)
-    if tokens <= 128:
-        splits = max(1, min(264 // (-(-rows // 64) * -(-tokens // 64)), columns // 512, 8))
-        return Tiling(64, 64, 64, 4, 4, splits=splits)
-    return Tiling(128, 128, 64, 8, 3)
+M = TypeVar("M", bound=Measured)
+# How far from its own token count a measurement may serve.
+_REACH = 2.0
+
+
+def nearest(measured: Iterable[M], tokens: int) -> M | None:
+    """The one with the nearest number of tokens, None if none is near."""
+
+    def distance(one: Measured) -> float:
+        return abs(math.log(one.tokens / tokens))
+
+    # One token has kernels of its own.
+    near = [
+        one for one in measured if (one.tokens == 1) == (tokens == 1) and distance(one) <= math.log(_REACH)
+    ]
+    return min(near, key=distance, default=None)
+
+
+def record_of(tiling: Tiling) -> Mapping[str, Any]:
+    """What differs from the defaults."""
+    usual = asdict(Tiling(0, 0, 0))
+    return {name: value for name, value in asdict(tiling).items() if value != usual[name]}

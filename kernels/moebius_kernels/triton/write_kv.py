@@ -15,7 +15,7 @@ from moebius_kernels.triton.kv_rows import FORMAT_CODES, fault_of, scales_of, st
 from moebius_kernels.triton.targets import ARCHITECTURES, FP8_ARCHITECTURES, overlapping, power_of_two
 
 # Numbers that a program can hold.
-_LARGEST_TILE = 1 << 14
+LARGEST_TILE = 1 << 14
 
 
 def write_kv(
@@ -92,7 +92,7 @@ def admits_pages(query: Query) -> str | None:
 
 def _admits(query: Query) -> str | None:
     heads, dim = query.arguments["k"].shape
-    if power_of_two(heads) * tile_width(dim) > _LARGEST_TILE:
+    if power_of_two(heads) * tile_width(dim) > LARGEST_TILE:
         return f"{heads} heads of {dim} do not fit a program"
     return admits_pages(query)
 

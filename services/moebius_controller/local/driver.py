@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from moebius_controller.decide import Action, GiveUp, History, Kill, Observation, Past, Start
 from moebius_controller.local.worker import LocalWorker
 from moebius_controller.spec import WorkerSpec
 from moebius_controller.state_file import ProcessView
+from moebius_controller.types import Action, History, Past, Replace, SetLevel, Start
+from moebius_controller.view import View
 
 log = structlog.get_logger(__name__)
 
@@ -25,22 +26,27 @@ class LocalDriver:
             for spec in specs
         }
 
-    def observe(self) -> Sequence[Observation]:
-        return [worker.observe() for worker in self._workers.values()]
+    def view(self) -> View:
+        return View([worker.observe() for worker in self._workers.values()])
 
     def processes(self) -> Mapping[str, ProcessView]:
         return {name: worker.process() for name, worker in self._workers.items()}
 
-    async def perform(self, action: Action) -> None:
+    async def perform(self, action: Action) -> bool:
         worker = self._workers[action.worker]
         match action:
             case Start():
                 await worker.start(action.run)
-            case Kill():
+            case Replace():
                 # A stopped process cannot ignore it.
                 worker.send(signal.SIGKILL)
-            case GiveUp():
-                pass
+            case SetLevel():
+                try:
+                    worker.set_level(action.level)
+                except OSError as error:
+                    log.warning("a fallback level cannot be set", worker=action.worker, error=str(error))
+                    return False
+        return True
 
     def wake(self) -> None:
         """Ends a `changed` that is awaited."""

@@ -3,20 +3,21 @@
 import asyncio
 import os
 import signal
-import time
+import zlib
+from dataclasses import asdict
 from pathlib import Path
 
 from moebius_common.child import dies_with_us
 from moebius_common.exit_reason import exit_reason, last_line
-from moebius_controller.decide import Health, Observation
-from moebius_controller.local.probe import Probe, health_of
+from moebius_controller.probe import Probe, Pulse, Rhythm
 from moebius_controller.spec import WorkerSpec
 from moebius_controller.state_file import ProcessView
+from moebius_controller.types import Observation
 
-PROBE_INTERVAL = 0.25
-PROBE_TIMEOUT = 2.0
-# A longer time between two probes means that this process did not run; no worker has to answer for that.
-_LONGEST_ROUND = PROBE_TIMEOUT + 2 * PROBE_INTERVAL
+RHYTHM = Rhythm(interval=0.25, timeout=2.0)
+LEVEL_FILE = "MOEBIUS_WORKER_LEVEL_FILE"
+# As the annotations of a pod look in a file.
+_LEVEL = 'moebius.dev/fallback-level="{}"\n'
 
 
 class LocalWorker:
@@ -30,28 +31,47 @@ class LocalWorker:
         self._death: str | None = "the controller that had started it is gone" if run else None
         self._process: asyncio.subprocess.Process | None = None
         self._attending: asyncio.Task[None] | None = None
-        self._health: Health | None = None
-        self._silence = 0.0
+        self._pulse: Pulse | None = None
+        self._level = 0
+        self._level_file = spec.log.with_suffix(".level")
+        self._revision = f"{zlib.crc32(repr(asdict(spec)).encode()):08x}"
 
     def observe(self) -> Observation:
-        return Observation(self.spec.name, self._run, self._death, self._health, self._silence)
+        pulse = self._pulse
+        return Observation(
+            self.spec.name,
+            self._run,
+            self._death,
+            pulse.health if pulse else None,
+            pulse.silence if pulse else 0.0,
+            level=self._level,
+            revision=self._revision,
+        )
 
     def process(self) -> ProcessView:
         running = self._process is not None and self._death is None
         return ProcessView(self._run, self._process.pid if running and self._process else None, self._death)
 
+    def set_level(self, level: int) -> None:
+        """For the process that runs, when it starts an engine, and for those after it. Raises OSError."""
+        new = self._level_file.with_suffix(".level.new")
+        new.write_text(_LEVEL.format(level), encoding="utf-8")
+        new.replace(self._level_file)
+        self._level = level
+
     async def start(self, run: int) -> None:
         """Starts process number `run`. If the machine refuses, that is seen as a death."""
-        self._run, self._death, self._health, self._silence = run, None, None, 0.0
+        self._run, self._death, self._pulse = run, None, None
         try:
             self.spec.log.parent.mkdir(parents=True, exist_ok=True)
+            self.set_level(self._level)
             with self.spec.log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *dies_with_us(*self.spec.argv),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **self.spec.env},
+                    env={**os.environ, **self.spec.env, LEVEL_FILE: str(self._level_file)},
                 )
         except OSError as error:
             self._process, self._death = None, f"it could not be started: {error}"
@@ -70,32 +90,16 @@ class LocalWorker:
 
     async def _attend(self, process: asyncio.subprocess.Process) -> None:
         """Until the process ends; then says how."""
-        watching = asyncio.create_task(self._watch(process.pid))
+        # Whoever else answers at this address is not our worker.
+        self._pulse = Pulse(Probe(self.spec.listen), RHYTHM, lambda status: status.pid == process.pid)
+        feeling = asyncio.create_task(self._pulse.feel())
         try:
             code = await process.wait()
         finally:
-            watching.cancel()
-            await asyncio.wait({watching})
-        self._death, self._health = _epitaph(code, self.spec.log), None
+            feeling.cancel()
+            await asyncio.wait({feeling})
+        self._death, self._pulse = _epitaph(code, self.spec.log), None
         self._changed.set()
-
-    async def _watch(self, pid: int) -> None:
-        """Asks the process how it is, again and again."""
-        probe = Probe(self.spec.listen)
-        before = time.monotonic()
-        try:
-            while True:
-                status = await probe.status(PROBE_TIMEOUT)
-                now = time.monotonic()
-                # Whoever else answers at this address is not our worker.
-                if status is not None and status.pid == pid:
-                    self._health, self._silence = health_of(status), 0.0
-                else:
-                    self._silence += min(now - before, _LONGEST_ROUND)
-                before = now
-                await asyncio.sleep(PROBE_INTERVAL)
-        finally:
-            await probe.close()
 
 
 def _epitaph(code: int, log: Path) -> str:

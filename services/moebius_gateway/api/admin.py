@@ -1,13 +1,14 @@
 """What those who run the gateway ask of it, on a listener of its own: nothing here needs a key."""
 
 import asyncio
+import math
 import time
 from dataclasses import asdict
 from typing import Any
 
 import orjson
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +22,9 @@ def build_admin_app(services: Services) -> FastAPI:
 
     @app.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> Response:
-        return Response(generate_latest(services.registry), media_type=CONTENT_TYPE_LATEST)
+        for model in services.backend.models():
+            services.metrics.serves(model.id)
+        return Response(generate_latest(services.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.post("/drain")
     async def drain(request: Request) -> Response:
@@ -29,10 +32,9 @@ def build_admin_app(services: Services) -> FastAPI:
 
         The process goes on: ending it is the caller's business.
         """
-        try:
-            timeout = float(request.query_params.get("timeout", "0"))
-        except ValueError:
-            return _json({"error": "timeout is in seconds"}, 400)
+        timeout = _seconds(request.query_params.get("timeout", "0"))
+        if timeout is None:
+            return _json({"error": "timeout is a number of seconds, 0 or more"}, 400)
         left = await services.lifecycle.close(timeout)
         return _json({"in_flight": left})
 
@@ -63,6 +65,15 @@ def build_admin_app(services: Services) -> FastAPI:
         return Response("\n".join(sorted(lines)) + "\n", media_type="text/plain")
 
     return app
+
+
+def _seconds(given: str) -> float | None:
+    """None if it is no span of time."""
+    try:
+        seconds = float(given)
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 
 def _json(data: Any, status: int = 200) -> Response:

@@ -19,16 +19,24 @@ async def constraint(
     """The grammar, or None if the model may say anything. Raises `ApiError`, which says what is to blame."""
     if not _constrained(request):
         return None
+    if prompts[0].continued and _demanding(request):
+        raise invalid("the answer is begun already: it can be kept to no format, budget or call", "messages")
     # A large schema takes as long as a few tokens.
     return await asyncio.to_thread(_constraint, request, prompts[0], text)
 
 
 def _constrained(request: GenerationRequest) -> bool:
+    return _demanding(request) or (
+        request.tool_choice.mode is ToolMode.AUTO and any(tool.strict for tool in _tools(request))
+    )
+
+
+def _demanding(request: GenerationRequest) -> bool:
+    """Whether the answer as a whole is held to something."""
     return (
         request.grammar is not None
         or request.reasoning_budget is not None
         or request.tool_choice.mode is ToolMode.REQUIRED
-        or (request.tool_choice.mode is ToolMode.AUTO and any(tool.strict for tool in _tools(request)))
     )
 
 

@@ -1,4 +1,4 @@
-"""GET /livez, /healthz, /readyz and /health: for probes, answered from memory."""
+"""GET /livez, /healthz, /readyz, /health and /accepting: for probes, answered from memory."""
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -27,6 +27,16 @@ def health_router(services: Services) -> APIRouter:
             "reasons": reasons,
         }
         return JSONResponse(body, 200 if servable else 503)
+
+    @router.api_route("/accepting", methods=["GET", "HEAD"])
+    async def accepting() -> JSONResponse:
+        """Whether requests should come here: a model is known, and the gateway is not stopping.
+
+        Workers that are gone change nothing: requests wait here for their return.
+        """
+        known = [model.id for model in services.backend.models() if services.texts.loaded(model)]
+        well = bool(known) and not services.lifecycle.draining
+        return JSONResponse({"status": "accepting" if well else "not accepting"}, 200 if well else 503)
 
     return router
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from moebius_gateway.api.body import parse
 from moebius_gateway.api.choices import check_ids
 from moebius_gateway.api.model_routes import known_model
-from moebius_gateway.api.openai.messages import Message, Tool
+from moebius_gateway.api.openai.messages import Message, Tool, check_continued
 from moebius_gateway.api.services import Services
 from moebius_gateway.api.strict import Strict, refuse
 from moebius_gateway.text.conversation import Conversation
@@ -28,12 +28,10 @@ class TokenizeRequest(Strict):
     messages: list[Message] | None = Field(None, min_length=1, description="as in chat completions")
     tools: list[Tool] = Field([], description="as in chat completions")
     chat_template_kwargs: dict[str, Any] = Field({}, description="as in chat completions")
+    continue_final_message: bool = Field(False, description="as in chat completions")
+    add_generation_prompt: bool | None = Field(None, description="as in chat completions")
     return_token_strs: bool = Field(False, description="adds `token_strs`")
-    neutral: ClassVar = {
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
-        "chat_template": (),
-    }
+    neutral: ClassVar = {"chat_template": ()}
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeRequest":
@@ -41,6 +39,7 @@ class TokenizeRequest(Strict):
             raise refuse("prompt", "there must be either 'prompt' or 'messages'")
         if self.messages is not None and self.add_special_tokens:
             raise refuse("add_special_tokens", "the chat template writes them itself")
+        check_continued(self.messages or [], self.continue_final_message, self.add_generation_prompt)
         return self
 
     async def encoded(self, text: TextModel) -> EncodedPrompt:
@@ -52,6 +51,7 @@ class TokenizeRequest(Strict):
                 messages=tuple(message.translated() for message in self.messages),
                 tools=tuple(tool.function.translated() for tool in self.tools),
                 template_variables=self.chat_template_kwargs,
+                continued=self.continue_final_message,
             )
         )
 

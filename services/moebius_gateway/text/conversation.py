@@ -43,7 +43,8 @@ class Conversation:
     """What is asked of the model.
 
     `effort` ("none" to "max") and `thinking` (on or off) say how much it shall reason; None: as it likes.
-    `template_variables` are the client's own, for the chat template.
+    `template_variables` are the client's own, for the chat template. `continued`: the last message is the
+    assistant's, and the answer goes on with it.
     """
 
     messages: tuple[Message, ...]
@@ -51,6 +52,7 @@ class Conversation:
     effort: str | None = None
     thinking: bool | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    continued: bool = False
 
     def characters(self) -> int:
         """About how long the prompt will be."""

@@ -9,10 +9,11 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import orjson
-from llguidance import LLMatcher, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 # A grammar of llguidance's list: {"lark_grammar": ...} or {"json_schema": ...}.
@@ -24,6 +25,12 @@ WHITESPACE = r"[ \t\n\r]{0,64}"
 ANY_TEXT = r"/(.|\n)*/"
 # Seconds in which parts of a schema are looked at, to say which of them is to blame.
 LOOK_SECONDS = 0.5
+# Expressions that the lexer may need to begin with. Of what clients send in earnest, lists of some thousand
+# words need a tenth; nested repetitions, as (a{1000}){1000}, need millions, and seconds. The worker's limit
+# is the same (engine/grammar/matcher.py).
+LEXER_FUEL = 200_000
+# So many bytes of an answer are followed to see whether a grammar can be.
+PROBED_BYTES = 8
 # Characters of what the library says; it repeats the grammar.
 MAX_MESSAGE = 400
 ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
@@ -91,8 +98,11 @@ def composed(lark: str, parts: Mapping[str, Part]) -> str:
 def check(part: Part) -> None:
     """Raises `GrammarError` if the library cannot enforce `part`. Takes milliseconds; more for large ones."""
     _check_length(orjson.dumps(part))
-    message = fault(orjson.dumps({"grammars": [part]}).decode())
+    written = orjson.dumps({"grammars": [part]}).decode()
+    message = fault(written)
     if message is None:
+        if _takes_too_much(written):
+            raise GrammarError("it takes too much to follow: repeat less, above all what repeats itself")
         return
     if "json_schema" not in part:
         raise GrammarError(message)
@@ -122,6 +132,25 @@ def fault(grammar: str) -> str | None:
     # Without the grammar that it repeats, if that can be told.
     reasons = [line for line in message.splitlines() if line.startswith("error: ")]
     return ("; ".join(reasons) or message)[:MAX_MESSAGE]
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def _takes_too_much(grammar: str) -> bool:
+    """Follows an answer of the first byte that may come each time. A grammar that has no fault otherwise."""
+    limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits)
+    for _ in range(PROBED_BYTES):
+        # A byte for each token, 0 where it may not come.
+        mask = matcher.compute_logit_bias()
+        token = next((token for token, allowed in enumerate(mask) if allowed), None)
+        if token is None or matcher.is_stopped():
+            break
+        matcher.consume_token(token)
+    return matcher.is_error()
 
 
 def _check_length(text: str | bytes) -> None:

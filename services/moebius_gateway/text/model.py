@@ -17,6 +17,7 @@ from moebius_gateway.text.parsing.registry import (
     ends_reasoning,
     opens_reasoning,
     spelt_tokens,
+    stays_in_reasoning,
 )
 from moebius_gateway.text.parsing.spec import Channel, ParserSpec
 from moebius_gateway.text.parsing.stream import parser_for
@@ -46,14 +47,15 @@ class EncodedPrompt:
     """Token ids, and what reading the answer needs to know.
 
     `chat`: the answer has a format, and is not just text. `in_reasoning`: the prompt ends inside of
-    reasoning. `reasoned`: it ends behind it, and nothing is left but the answer. `tools`: those that were
-    offered.
+    reasoning. `reasoned`: it ends behind it, and nothing is left but the answer. `continued`: it ends in the
+    middle of what is said. `tools`: those that were offered.
     """
 
     ids: tuple[int, ...]
     chat: bool = False
     in_reasoning: bool = False
     reasoned: bool = False
+    continued: bool = False
     tools: tuple[Tool, ...] = ()
 
 
@@ -104,11 +106,18 @@ class TextModel:
             raise PromptError(message, "messages") from error
         # The template writes all special tokens itself.
         [ids] = await self.encode([text], special=False)
+        begun = conversation.continued
+        thinks = (
+            stays_in_reasoning(self.spec, conversation.messages[-1].content)
+            if begun
+            else opens_reasoning(self.spec, text)
+        )
         return EncodedPrompt(
             ids,
             chat=True,
-            in_reasoning=opens_reasoning(self.spec, text),
-            reasoned=ends_reasoning(self.spec, text),
+            in_reasoning=thinks,
+            reasoned=not thinks and (begun or ends_reasoning(self.spec, text)),
+            continued=begun and not thinks,
             tools=conversation.tools,
         )
 
@@ -140,7 +149,9 @@ class TextModel:
         if not prompt.chat:
             return AnswerAssembler(self.token_bytes, stops, stop_token_ids, min_tokens)
         tools = {tool.name: tool.parameters for tool in prompt.tools}
-        parser = parser_for(self.spec, tools, started_in_reasoning=prompt.in_reasoning)
+        parser = parser_for(
+            self.spec, tools, started_in_reasoning=prompt.in_reasoning, continued=prompt.continued
+        )
         return AnswerAssembler(self._chat_bytes, stops, stop_token_ids, min_tokens, parser, one_call=one_call)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[tuple[int, ...]]:

@@ -6,7 +6,9 @@ trusted: they run in Jinja's sandbox, which lets them change nothing and call no
 
 import datetime
 import json
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import jinja2
@@ -15,7 +17,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from moebius_gateway.text.conversation import Conversation
+from moebius_gateway.text.conversation import Conversation, Message
 from moebius_gateway.text.errors import PromptError, TextError
 from moebius_gateway.text.messages import MessageWriter
 
@@ -53,22 +55,38 @@ class ChatTemplate:
         self._switch = next((name for name in SWITCHES if name in self._settable), None)
         self._reasons = any(sign in source for sign in SIGNS_OF_REASONING)
         self._writer = MessageWriter(source)
+        # Stands where an answer that is begun goes on. Letters and digits, which no template changes.
+        self._mark = f"moebius{secrets.token_hex(8)}"
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt, up to where the assistant's answer begins. Raises `PromptError`."""
+        """The prompt, up to where the assistant's answer begins, or goes on. Raises `PromptError`."""
         if conversation.tools and not self._takes_tools:
             raise PromptError("this model's chat template has no place for tools", "tools")
         variables = (
             self._special_tokens | self._reasoning(conversation) | self._client_variables(conversation)
         )
+        messages = self._marked(conversation.messages) if conversation.continued else conversation.messages
         first: PromptError | None = None
-        for messages in self._writer.spellings(conversation.messages):
+        for spelling in self._writer.spellings(messages):
             try:
-                return self._render(messages, conversation, variables)
+                text = self._render(spelling, conversation, variables)
+                return self._begun(text) if conversation.continued else text
             except PromptError as error:
                 first = first or error
         assert first is not None
         raise first
+
+    def _marked(self, messages: Sequence[Message]) -> list[Message]:
+        *before, last = messages
+        return [*before, replace(last, content=last.content + self._mark)]
+
+    def _begun(self, text: str) -> str:
+        """Up to the mark: what the template writes behind a message is not said yet."""
+        prompt, mark, _ = text.rpartition(self._mark)
+        if not mark:
+            message = "this model's chat template has no place for an answer that is begun"
+            raise PromptError(message, "messages")
+        return prompt
 
     def _render(
         self, messages: list[dict[str, Any]], conversation: Conversation, variables: Mapping[str, Any]
@@ -89,7 +107,7 @@ class ChatTemplate:
                 messages=messages,
                 tools=tools or None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=not conversation.continued,
                 **variables,
             )
         except jinja2.TemplateError as error:

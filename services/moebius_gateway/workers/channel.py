@@ -31,6 +31,16 @@ class WorkerTls:
     name: str | None = None
 
 
+def keep_grpc() -> None:
+    """Keeps what grpc.aio has for a process as a whole until the process ends. Called on the event loop.
+
+    It is ended with the last channel else, and begun anew with the next: whenever the only worker is gone,
+    and in the middle of the event loop, which waits for a thread of grpc's that may itself wait for the loop
+    to read what it writes (github.com/grpc/grpc/pull/40989): the gateway would stand still for good.
+    """
+    grpc.aio.init_grpc_aio()
+
+
 def open_channel(address: str, tls: WorkerTls | None) -> grpc.aio.Channel:
     """Raises OSError if a file cannot be read."""
     if tls is None:

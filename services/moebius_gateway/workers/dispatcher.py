@@ -3,22 +3,25 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import structlog
 
 from moebius_gateway import recovery
-from moebius_gateway.journal import Failure, Record
+from moebius_gateway.journal import DEATHS, Failure, Record
 from moebius_gateway.types import Generation, GenerationError, ModelInfo, Reason, Tokens
 from moebius_gateway.workers import routing
 from moebius_gateway.workers.catalog import Catalog
-from moebius_gateway.workers.channel import WorkerTls
+from moebius_gateway.workers.channel import WorkerTls, keep_grpc
 from moebius_gateway.workers.fleet import Fleet
 from moebius_gateway.workers.link import Link, LinkOptions
+from moebius_gateway.workers.losses import Losses
+from moebius_gateway.workers.member import Member
 from moebius_gateway.workers.metrics import REJOINED, DispatcherMetrics
 from moebius_gateway.workers.prefix_index import PrefixIndex
+from moebius_gateway.workers.roster import Roster
 from moebius_gateway.workers.view import WorkerState, WorkerView
 
 log = structlog.get_logger(__name__)
@@ -28,8 +31,8 @@ log = structlog.get_logger(__name__)
 class DispatcherOptions:
     """Durations are in seconds."""
 
-    # host:port of each.
-    workers: tuple[str, ...]
+    # host:port of each that is there from the start.
+    workers: tuple[str, ...] = ()
     gateway_id: str = "gateway"
     # Without a frame for so long, a worker counts as dead.
     silence_timeout: float = 5.0
@@ -53,33 +56,32 @@ class Dispatcher:
         # Never reused, on any link: what still comes for an old attempt finds nobody.
         self._handles = itertools.count(1)
         self._stopping = False
-        self._tasks: list[asyncio.Task[None]] = []
         self._fleet = Fleet()
         self._prefixes = PrefixIndex()
-        link_options = LinkOptions(
+        self._link_options = LinkOptions(
             options.gateway_id, options.silence_timeout, options.reconnect_pause, options.tls
         )
-        self._links: dict[str, Link] = {}
-        self._states = dict.fromkeys(options.workers, WorkerState.UNREACHABLE)
-        for address in self._states:
-            metrics.add_worker(address)
-            self._links[address] = Link(
-                address, link_options, self._catalog, self._prefixes, metrics, self._changed
-            )
+        # As they are counted in the metrics.
+        self._states: dict[Link, WorkerState] = {}
+        self._roster = Roster(self._open, self._closed)
+        self._links = self._roster.links
+        self.set_workers(Member(address, address) for address in options.workers)
 
     async def start(self) -> None:
         """Begins to attach; returns at once."""
-        self._tasks = [
-            asyncio.create_task(link.run(), name=f"link {link.address}") for link in self._links.values()
-        ]
+        keep_grpc()
+        self._roster.start()
 
     async def stop(self) -> None:
         """Ends the streams to all workers, which cancels what runs there; generations fail as NOT_READY."""
         self._stopping = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._roster.stop()
         self._wake()
+
+    def set_workers(self, members: Iterable[Member]) -> None:
+        """From now on these are the workers: new ones are attached, and what runs on those that are none any
+        more goes on elsewhere."""
+        self._roster.apply(members)
 
     def models(self) -> list[ModelInfo]:
         return self._catalog.models()
@@ -113,33 +115,38 @@ class Dispatcher:
         record = Record(generation, self._known_model(generation))
         blocks = routing.prefix_blocks(generation.prompt_ids, generation.model)
         failure: Failure | None = None
-        while True:
-            link = await self._place(record, failure, blocks)
-            if failure is not None and record.displaced:
-                self._metrics.recoveries.labels(failure.reason).inc()
-            submission = record.submit(next(self._handles), time.monotonic())
-            try:
-                with link.submit(
-                    submission, blocks, generation.deadline, suspect=record.strikes > 0
-                ) as attempt:
-                    while isinstance(got := await attempt.next(), Tokens):
-                        tokens = record.deliver(got)
-                        yield tokens
-                        if tokens.finish_reason is not None:
-                            return
-                        if record.may_rejoin():
-                            break
-            except TimeoutError:
-                raise recovery.too_late(record) from None
-            if isinstance(got, Tokens):
-                failure = None
-                self._metrics.recoveries.labels(REJOINED).inc()
-                continue
-            failure = got
-            self._note(record, failure)
-            if (finish_reason := record.finish_reason()) is not None:
-                yield Tokens((), finish_reason=finish_reason)
-                return
+        with Losses(self._metrics) as losses:
+            while True:
+                link = await self._place(record, failure, blocks)
+                if record.displaced:
+                    self._metrics.replayed.inc(record.length)
+                submission = record.submit(next(self._handles), time.monotonic())
+                try:
+                    with link.submit(
+                        submission, blocks, generation.deadline, suspect=record.strikes > 0
+                    ) as attempt:
+                        while isinstance(got := await attempt.next(), Tokens):
+                            tokens = record.deliver(got)
+                            losses.delivered()
+                            yield tokens
+                            if tokens.finish_reason is not None:
+                                return
+                            if record.may_rejoin():
+                                break
+                except TimeoutError:
+                    raise recovery.too_late(record) from None
+                if isinstance(got, Tokens):
+                    failure = None
+                    losses.lost(REJOINED)
+                    continue
+                failure = got
+                self._note(record, failure)
+                if failure.reason in DEATHS or len(record.delivered) > submission.resumed:
+                    losses.lost(failure.reason)
+                if (finish_reason := record.finish_reason()) is not None:
+                    losses.delivered()
+                    yield Tokens((), finish_reason=finish_reason)
+                    return
 
     def _known_model(self, generation: Generation) -> ModelInfo:
         info = self._catalog.model(generation.model)
@@ -233,9 +240,18 @@ class Dispatcher:
         view = link.view()
         if self._fleet.update(link, view):
             self._catalog.update(self._fleet.served())
-        self._metrics.worker_changed(self._states[view.address], view)
-        self._states[view.address] = view.state
+        self._metrics.worker_changed(self._states[link], view)
+        self._states[link] = view.state
         self._wake()
+
+    def _open(self, member: Member) -> Link:
+        self._metrics.add_worker(member.name)
+        link = Link(member, self._link_options, self._catalog, self._prefixes, self._metrics, self._changed)
+        self._states[link] = WorkerState.UNREACHABLE
+        return link
+
+    def _closed(self, link: Link) -> None:
+        self._metrics.remove_worker(link.member.name, self._states.pop(link))
 
     def _wake(self) -> None:
         self._change.set()

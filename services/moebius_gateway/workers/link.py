@@ -18,6 +18,7 @@ from moebius_gateway.workers.attempt import Attempt
 from moebius_gateway.workers.catalog import Catalog
 from moebius_gateway.workers.channel import WorkerTls, open_channel
 from moebius_gateway.workers.health import Health
+from moebius_gateway.workers.member import Member
 from moebius_gateway.workers.metrics import DispatcherMetrics
 from moebius_gateway.workers.prefix_index import PrefixIndex
 from moebius_gateway.workers.tokenizer_files import read_tokenizer
@@ -56,26 +57,28 @@ class Link:
 
     def __init__(
         self,
-        address: str,
+        member: Member,
         options: LinkOptions,
         catalog: Catalog,
         prefixes: PrefixIndex,
         metrics: DispatcherMetrics,
         changed: Callable[["Link"], None],
     ) -> None:
-        self.address = address
+        self.member = member
+        self.address = member.address
         self._prefixes = prefixes
         self._options = options
         self._catalog = catalog
         self._tell = changed
-        self._ejections = metrics.ejections.labels(address)
-        self._reconnects = metrics.reconnects.labels(address)
+        self._ejections = metrics.ejections.labels(member.name)
+        self._reconnects = metrics.reconnects.labels(member.name)
         self._outbox: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
         self._attempts: dict[int, Attempt] = {}
-        metrics.worker_streams.labels(address).set_function(lambda: len(self._attempts))
+        metrics.worker_streams.labels(member.name).set_function(lambda: len(self._attempts))
         # None while not attached.
         self._status: pb.Status | None = None
         self._state = WorkerState.UNREACHABLE
+        self._retiring = False
         self._detail = "not attached yet"
         self._incarnation = ""
         self._model: ModelInfo | None = None
@@ -90,9 +93,11 @@ class Link:
 
     def view(self) -> WorkerView:
         status = self._status
+        leaves = self._retiring and self._state is WorkerState.READY
         return WorkerView(
             address=self.address,
-            state=self._state,
+            name=self.member.name,
+            state=WorkerState.DRAINING if leaves else self._state,
             detail=self._detail,
             incarnation=self._incarnation,
             model=self._model,
@@ -119,6 +124,19 @@ class Link:
         self._outbox.put_nowait(wire.submit_frame(submission))
         return attempt
 
+    def retire(self) -> None:
+        """It was told to go: what runs there may finish, nothing new goes there."""
+        if not self._retiring:
+            self._retiring = True
+            self._changed()
+
+    def close(self) -> None:
+        """It is no worker any more: what runs there ends, and all that was learnt about it is dropped."""
+        self._retiring = True
+        self._detach("it is no worker any more")
+        self._prefixes.drop(self._incarnation)
+        self._tell = lambda link: None
+
     async def run(self) -> None:
         """Attaches, and again whenever the stream is lost, until cancelled."""
         failed, logged = 0, ""
@@ -135,7 +153,7 @@ class Link:
             pause = backoff(FIRST_PAUSE, failed, self._options.reconnect_pause)
             # Once for each cause, not once for each try.
             level = log.debug if why == logged else log.warning
-            level("worker not attached", worker=self.address, why=why)
+            level("worker not attached", worker=self.member.name, why=why)
             logged = why
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
@@ -161,7 +179,7 @@ class Link:
             why = f"a TLS file cannot be read: {error.exceptions[0]}"
         except* Exception:
             # A defect, here or in what the worker sent: not a reason to give the worker up for good.
-            log.exception("worker link failed", worker=self.address)
+            log.exception("worker link failed", worker=self.member.name)
             why = "an internal error of the gateway, see its log"
         finally:
             self._detach(why)
@@ -181,7 +199,7 @@ class Link:
                 await call.write(await outbox.get())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             # The stream is over: the reader learns that as well, and why.
-            log.debug("worker link not writable", worker=self.address, why=str(error))
+            log.debug("worker link not writable", worker=self.member.name, why=str(error))
 
     async def _watch_silence(self) -> None:
         silent = 0
@@ -205,12 +223,14 @@ class Link:
                 await self._catalog.fetch(model.tokenizer_hash, partial(read_tokenizer, stub, model))
             except grpc.aio.AioRpcError as error:
                 # The next status, within a second, asks again.
-                log.warning("worker does not say what it serves", worker=self.address, why=error.details())
+                log.warning(
+                    "worker does not say what it serves", worker=self.member.name, why=error.details()
+                )
                 continue
             if incarnation == self._incarnation:
                 self._model = wire.model_info(model, created=int(time.time()))
                 self._page_size = model.page_size
-                log.info("worker ready", worker=self.address, model=model.id, incarnation=incarnation)
+                log.info("worker ready", worker=self.member.name, model=model.id, incarnation=incarnation)
                 self._changed()
 
     def _take(self, frame: pb.WorkerFrame) -> None:
@@ -268,24 +288,25 @@ class Link:
         self._health = self._health.restarted()
 
     def _detach(self, why: str) -> None:
-        drained = self._status is not None and self._status.state == pb.STATE_DRAINING
+        announced = self._retiring or self._state is WorkerState.DRAINING
         self._status = None
         self._state = WorkerState.UNREACHABLE
         self._model = None
         self._detail = why
         self._foreign_load = self._foreign_tokens = 0
         self._unlearnt.clear()
-        self._lose_attempts(f"the stream to worker {self.address} was lost ({why})", announced=drained)
+        self._lose_attempts(f"the stream to worker {self.address} was lost ({why})", announced=announced)
         self._changed()
 
     def _lose_attempts(self, message: str, *, announced: bool = False) -> None:
         """The worker or its engine is gone, and did not say which request is to blame.
 
-        That counts against the worker if it had requests, unless it `announced` that it would go.
+        That counts against the worker if it had requests, and against them, unless it was `announced`.
         """
         if self._attempts and not announced:
             self._lost()
-        failure = Failure(self.address, self._incarnation, Reason.ENGINE_DEAD, message, in_step=None)
+        in_step = False if announced else None
+        failure = Failure(self.address, self._incarnation, Reason.ENGINE_DEAD, message, in_step=in_step)
         for attempt in self._attempts.values():
             attempt.fail(failure)
         self._attempts.clear()

@@ -4,9 +4,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from moebius_gateway.journal import DEATHS
 from moebius_gateway.types import Reason
+from moebius_gateway.workers.losses import OUTCOMES
 from moebius_gateway.workers.view import WorkerState, WorkerView
 
 REJOINED = "REJOINED"
+RECOVERY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 ROUTING_SECONDS = (0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.0025, 0.01)
 
 
@@ -15,7 +17,7 @@ class DispatcherMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.workers = Gauge(
-            "moebius_gateway_workers", "Configured workers by state", ["state"], registry=registry
+            "moebius_gateway_workers", "Known workers by state", ["state"], registry=registry
         )
         self.worker_up = Gauge(
             "moebius_gateway_worker_up", "1 while the worker can take requests", ["worker"], registry=registry
@@ -41,10 +43,24 @@ class DispatcherMetrics:
             buckets=ROUTING_SECONDS,
             registry=registry,
         )
-        self.recoveries = Counter(
-            "moebius_gateway_recoveries",
-            "Generations continued after a worker's failure, by its reason; REJOINED: after quarantine",
+        self.migrations = Counter(
+            "moebius_gateway_migrations",
+            "Times that a generation lost the worker that ran it, by the reason (REJOINED: it left "
+            "quarantine) and by how that ended: resumed, failed, poisoned, abandoned by its client",
+            ["reason", "outcome"],
+            registry=registry,
+        )
+        self.replayed = Counter(
+            "moebius_gateway_tokens_replayed",
+            "Tokens of prompt and output that were submitted again because a worker was lost",
+            registry=registry,
+        )
+        self.recovery = Histogram(
+            "moebius_gateway_recovery_seconds",
+            "The gap that losing a worker left in a stream: from the last token before, or from the start, "
+            "to the next one",
             ["reason"],
+            buckets=RECOVERY_SECONDS,
             registry=registry,
         )
         self.strikes = Counter(
@@ -65,25 +81,51 @@ class DispatcherMetrics:
             ["worker"],
             registry=registry,
         )
-        for state in WorkerState:
-            self.workers.labels(state.value)
-        for reason in (*sorted(DEATHS), Reason.OVERLOADED, Reason.DRAINING, Reason.NOT_READY, REJOINED):
-            self.recoveries.labels(reason)
-
-    def add_worker(self, address: str) -> None:
-        """Makes the worker's series exist from the moment that it is known; it is not attached yet."""
-        for metric in (
+        self.discovery_synced = Gauge(
+            "moebius_gateway_discovery_synced",
+            "1 once the workers were listed; always, where their addresses are settings",
+            registry=registry,
+        )
+        self.discovery_age = Gauge(
+            "moebius_gateway_discovery_age_seconds",
+            "Since the Kubernetes API server was last heard; 0 where the workers' addresses are settings",
+            registry=registry,
+        )
+        self.discovery_synced.set(1)
+        self._of_workers = (
             self.worker_up,
             self.worker_on_trial,
             self.worker_streams,
             self.ejections,
             self.reconnects,
-        ):
-            metric.labels(address)
+        )
+        for state in WorkerState:
+            self.workers.labels(state.value)
+        for reason in (*sorted(DEATHS), Reason.DRAINING, Reason.KV_EXHAUSTED, REJOINED):
+            self.recovery.labels(reason)
+            for outcome in OUTCOMES:
+                self.migrations.labels(reason, outcome)
+
+    def loss_ended(self, reason: str, outcome: str) -> None:
+        self.migrations.labels(reason, outcome).inc()
+
+    def gap(self, reason: str, seconds: float) -> None:
+        self.recovery.labels(reason).observe(seconds)
+
+    def add_worker(self, name: str) -> None:
+        """Makes the worker's series exist from the moment that it is known; it is not attached yet."""
+        for metric in self._of_workers:
+            metric.labels(name)
         self.workers.labels(WorkerState.UNREACHABLE.value).inc()
+
+    def remove_worker(self, name: str, last: WorkerState) -> None:
+        """It is no worker any more; `last`: the state that it was counted in."""
+        for metric in self._of_workers:
+            metric.remove(name)
+        self.workers.labels(last.value).dec()
 
     def worker_changed(self, before: WorkerState, view: WorkerView) -> None:
         self.workers.labels(before.value).dec()
         self.workers.labels(view.state.value).inc()
-        self.worker_up.labels(view.address).set(view.state is WorkerState.READY and view.model is not None)
-        self.worker_on_trial.labels(view.address).set(view.on_trial)
+        self.worker_up.labels(view.name).set(view.state is WorkerState.READY and view.model is not None)
+        self.worker_on_trial.labels(view.name).set(view.on_trial)

@@ -23,6 +23,8 @@ class WorkerView:
 
     address: str
     state: WorkerState
+    # Of its pod; without one, its address.
+    name: str = ""
     # For people: why it is not ready; what went wrong last.
     detail: str = ""
     # Empty until the worker was attached once.

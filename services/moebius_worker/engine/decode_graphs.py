@@ -92,19 +92,19 @@ class DecodeGraphs:
     def _bound(self, size: int) -> Iterator[None]:
         """Rows that do not exist have no experts: those would be read for nothing."""
         if size > _EXACT:
-            self._model.bind(_without_padding(self._operations, self._inputs.live))
+            self._model.bind(_without_padding(self._operations, self._inputs.absent))
         try:
             yield
         finally:
             self._model.bind(self._operations)
 
 
-def _without_padding(operations: Operations, live: torch.Tensor) -> Operations:
+def _without_padding(operations: Operations, absent: torch.Tensor) -> Operations:
     def masked(router: Callable[..., Route]) -> Callable[..., Route]:
         def route(logits: torch.Tensor, *args: object, **kwargs: object) -> Route:
             found = router(logits, *args, **kwargs)
-            absent = ~live[: len(logits), None]
-            return Route(found.weights, found.experts.masked_fill(absent, -1))
+            found.experts.masked_fill_(absent[: len(logits), None], -1)
+            return found
 
         return route
 

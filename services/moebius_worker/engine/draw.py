@@ -27,7 +27,7 @@ _MASK = (1 << 64) - 1
 # Rows drawn together: bounds the memory that the noise takes.
 _BLOCK = 16
 # Candidates looked at first for top-p; it is rare that they do not hold enough of the mass.
-_CANDIDATES = 1024
+CANDIDATES = 1024
 
 
 def draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
@@ -50,7 +50,16 @@ def draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequ
 
 def stream_key(seed: int, position: int) -> int:
     """Where the random numbers of a position begin, as a signed 64-bit number."""
-    return _signed(_mix((_mix((seed + _GOLDEN) & _MASK) + position * _GOLDEN) & _MASK))
+    return _signed(_mix((_stream(seed) + position * _GOLDEN) & _MASK))
+
+
+def stream_of(seed: int) -> int:
+    """Where the random numbers of a seed begin, as a signed 64-bit number."""
+    return _signed(_stream(seed))
+
+
+def _stream(seed: int) -> int:
+    return _mix((seed + _GOLDEN) & _MASK)
 
 
 def _scale(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -74,7 +83,7 @@ def _nucleus(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Te
     vocab_size = scaled.shape[1]
     limits = [min(one.top_k or vocab_size, vocab_size) for one in params]
     asked = max((one.top_k for one in params), default=0)
-    width = min(vocab_size, max(asked, _CANDIDATES))
+    width = min(vocab_size, max(asked, CANDIDATES))
     top_p = torch.tensor([[one.top_p] for one in params], dtype=torch.float64, device=scaled.device)
     limit = torch.tensor(limits, device=scaled.device).unsqueeze(1)
     all_mass = scaled.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)

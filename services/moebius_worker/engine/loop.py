@@ -177,6 +177,7 @@ class EngineLoop:
             self._pipe.send(engine_pb2.EngineFrame(begin=engine_pb2.StepBegin(handles=plan.handles)))
             self._announced = handles
         self._steps += 1
+        begun = time.monotonic()
         try:
             sampled, failures = self._compute(plan)
             ended = self._follow(sampled, failures)
@@ -197,7 +198,7 @@ class EngineLoop:
         self._grammars.forget(output.handle for output in outputs if output.finish is not None)
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         deltas = [delta_from(output, sampled[output.handle].logprobs) for output in outputs]
-        self._send_end(deltas, failures)
+        self._send_end(deltas, failures, _computed(plan, time.monotonic() - begun))
 
     def _compute(self, plan: StepPlan) -> tuple[dict[int, Sampled], list[worker_pb2.Failure]]:
         """What was sampled, by handle, and the failures of requests that cannot go on."""
@@ -281,11 +282,18 @@ class EngineLoop:
         self,
         deltas: Sequence[worker_pb2.Delta] = (),
         failures: Sequence[worker_pb2.Failure] = (),
+        step: engine_pb2.ComputedStep | None = None,
     ) -> None:
-        end = engine_pb2.StepEnd(deltas=deltas, failures=[*self._refusals, *failures], stats=self.stats())
+        failures = [*self._refusals, *failures]
+        end = engine_pb2.StepEnd(deltas=deltas, failures=failures, stats=self.stats(), step=step)
         self._refusals.clear()
         self._pipe.send(engine_pb2.EngineFrame(end=end))
         self._last_end = time.monotonic()
+
+
+def _computed(plan: StepPlan, seconds: float) -> engine_pb2.ComputedStep:
+    tokens = sum(len(piece.token_ids) for piece in plan.slices)
+    return engine_pb2.ComputedStep(requests=len(plan.slices), tokens=tokens, seconds=seconds)
 
 
 def _refused(handle: int, rejected: Rejected) -> worker_pb2.Failure:

@@ -79,7 +79,7 @@ class Computed(NamedTuple):
     # fp32 [slices that sample, vocab], in the order of the slices.
     logits: torch.Tensor
     # Handles of slices, whether they sample or not, in which some row is not finite: what they wrote to
-    # their pages is wrong, though the logits may look well.
+    # their pages is wrong, though the logits may look well. Those whose logits are NaN may be missing.
     faulty: frozenset[int]
 
 
@@ -186,7 +186,8 @@ class ModelRunner:
         enter_states(self._caches, states)
         logits, finite = self._compute(slices, progress)
         leave_states(self._caches, [state for state, _ in states])
-        return Computed(logits, frozenset(_faulty(slices, finite.tolist())))
+        faulty = () if finite is None else _faulty(slices, finite.tolist())
+        return Computed(logits, frozenset(faulty))
 
     def capture(self, captured: Callable[[int], bool], progress: Progress) -> None:
         """Captures decode steps in CUDA graphs, of the sizes for which `captured` is true."""
@@ -198,13 +199,16 @@ class ModelRunner:
 
     def _compute(
         self, slices: Sequence[Slice], progress: Callable[[], None]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of the slices that sample, and whether the hidden states of each row are finite."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits of the slices that sample, and whether the hidden states of each row are finite; None: their
+        logits show it, which the sampler looks at."""
         if self._graphs is not None and self._graphs.fits(slices):
             decoded = self._graphs.run(slices)
             rows = [row for row, piece in enumerate(slices) if piece.sample]
-            logits = decoded.logits if len(rows) == len(slices) else decoded.logits[rows]
-            return logits, decoded.finite
+            if len(rows) == len(slices):
+                # A norm makes NaN of what is not finite. So the device need not be waited for twice.
+                return decoded.logits, None
+            return decoded.logits[rows], decoded.finite
         hidden = self._model.forward(self._inputs.context(slices), progress)
         ends = accumulate(len(piece.token_ids) for piece in slices)
         sampled = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]

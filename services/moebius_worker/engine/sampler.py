@@ -19,20 +19,36 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     if not rows:
         return []
     adjusted = adjust_logits(logits, rows)
-    logits = mask_logits(adjusted, rows)
-    best, best_ids = logits.max(dim=-1)
-    if bad := [index for index, finite in enumerate(best.isfinite().tolist()) if not finite]:
-        raise NonFiniteLogitsError(tuple(bad))
-    token_ids: list[int] = best_ids.tolist()
+    token_ids = _choose(mask_logits(adjusted, rows), rows)
+    logprobs = _logprobs(adjusted, rows, token_ids)
+    return [Sampled(token_id, logprobs.get(index)) for index, token_id in enumerate(token_ids)]
+
+
+def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """Token ids. Raises NonFiniteLogitsError."""
     random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    if random and logits.is_cuda:
+        # Late: a machine without a GPU need not have Triton.
+        from moebius_worker.engine.draw_on_device import draw_on_device
+
+        return _finite(*draw_on_device(logits, rows))
+    best, best_ids = logits.max(dim=-1)
+    token_ids = _finite(best_ids, best)
     if random:
         chosen = logits if len(random) == len(rows) else logits[random]
         params = [rows[index].params for index in random]
         drawn = draw(chosen, params, [len(rows[index].output_ids) for index in random])
         for index, token_id in zip(random, drawn, strict=True):
             token_ids[index] = token_id
-    logprobs = _logprobs(adjusted, rows, token_ids)
-    return [Sampled(token_id, logprobs.get(index)) for index, token_id in enumerate(token_ids)]
+    return token_ids
+
+
+def _finite(token_ids: torch.Tensor, best: torch.Tensor) -> list[int]:
+    """The token ids, if the best logit of each row is finite. One copy from the device for both."""
+    found: list[int] = torch.where(best.isfinite(), token_ids, -1).tolist()
+    if bad := tuple(index for index, token_id in enumerate(found) if token_id < 0):
+        raise NonFiniteLogitsError(bad)
+    return found
 
 
 def _logprobs(

@@ -92,24 +92,28 @@ class DeviceInputs:
             )
             for window in specs.windows
         }
-        # Token ids and positions.
-        self._rows = torch.zeros(2, max_rows, dtype=torch.int64, device=place.device)
-        # Of decodes: whether a row exists, and the slot of its state.
-        self.live = torch.zeros(max_requests, dtype=torch.bool, device=place.device)
+        # Token ids, and after them positions; where these are depends on how many there are, and on that alone.
+        self._rows = torch.zeros(2 * max_rows, dtype=torch.int64, device=place.device)
+        # Of decodes: whether a row does not exist, and the slot of its state.
+        self.absent = torch.zeros(max_requests, dtype=torch.bool, device=place.device)
         self._slots = torch.zeros(max_requests, dtype=torch.int64, device=place.device)
         self._order = torch.arange(max_requests, device=place.device)
+        # What `absent` says: so many rows exist, of so many.
+        self._existing = (0, 0)
 
     def context(self, slices: Sequence[Slice], *, pad_to: int = 0) -> StepContext:
         tokens = [token for piece in slices for token in piece.token_ids]
         positions = [at for piece in slices for at in range(piece.start, piece.end)]
         padding = [0] * max(0, pad_to - len(tokens))
         rows = len(tokens) + len(padding)
-        self._send(self._rows[:, :rows], [tokens + padding, positions + padding])
-        if pad_to:
-            self._send(self.live[:rows], [True] * len(tokens) + [False] * len(padding))
+        self._send(self._rows[: 2 * rows], tokens + padding + positions + padding)
+        if pad_to and self._existing != (len(tokens), rows):
+            self._existing = len(tokens), rows
+            self._send(self.absent[:rows], [False] * len(tokens) + [True] * len(padding))
+        token_ids, places = self._rows[: 2 * rows].view(2, rows)
         return StepContext(
-            self._rows[0, :rows],
-            self._rows[1, :rows],
+            token_ids,
+            places,
             {
                 window: planner.plan(_spans(slices, window), pad_to=pad_to)
                 for window, planner in self._planners.items()

@@ -15,7 +15,7 @@ from moebius_worker.front.state import WorkerState
 from moebius_worker.front.stream import GatewayStream
 from moebius_worker.front.supervise import End
 from moebius_worker.front.validate import defect
-from moebius_worker.metrics import RequestMetrics
+from moebius_worker.metrics import FinishedRequest, RequestMetrics
 
 # How long a gateway had better wait before it tries this worker again, for refusals of which nobody
 # knows how long they last.
@@ -38,6 +38,11 @@ class _Route:
     # Generated tokens, those resumed included.
     tokens_sent: int
     submitted: float
+    prompt_tokens: int
+    resumed: int
+    # When a step first computed it.
+    begun: float | None = None
+    first_token: float | None = None
     last_token: float | None = None
 
 
@@ -103,7 +108,10 @@ class Exchange:
         assert self._link is not None
         handle = next(self._handles)
         self._routes[handle] = _Route(
-            stream, submit.handle, submit.request_id, submit.resumed, submitted=time.monotonic()
+            *(stream, submit.handle, submit.request_id, submit.resumed),
+            submitted=time.monotonic(),
+            prompt_tokens=len(submit.token_ids) - submit.resumed,
+            resumed=submit.resumed,
         )
         stream.handles[submit.handle] = handle
         self._idle.clear()
@@ -137,6 +145,7 @@ class Exchange:
         self, send: Callable[[engine_pb2.FrontFrame], None], model: worker_pb2.Model, capacity: int
     ) -> None:
         self._link = _Link(send, model, capacity)
+        self.metrics.serves(model.id)
 
     def disconnect(self, end: End) -> None:
         """The engine is dead, or as good as dead: its requests fail at once, with the status that it left."""
@@ -161,11 +170,18 @@ class Exchange:
         _put(frames)
 
     def step_begins(self, begin: engine_pb2.StepBegin) -> None:
+        now = time.monotonic()
         self._in_step = frozenset(begin.handles)
+        for handle in begin.handles:
+            route = self._routes.get(handle)
+            if route is not None and route.begun is None:
+                route.begun = now
 
     def step_ended(self, end: engine_pb2.StepEnd) -> None:
         """Hands what the step brought to the gateways: a frame for each that has a part in it."""
         now = time.monotonic()
+        if end.HasField("step"):
+            self.metrics.step(end.step)
         frames = _new_frames()
         # Those that are not here were cancelled while the step was under way.
         for delta in end.deltas:
@@ -201,10 +217,12 @@ class Exchange:
         since = route.submitted if route.last_token is None else route.last_token
         self.metrics.tokens(model, now - since, first=route.last_token is None)
         route.last_token = now
+        if route.first_token is None:
+            route.first_token = now
         delta.handle = route.handle
         frames[route.stream].deltas.append(delta)
         if delta.finish_reason:
-            self.metrics.finished(model, now - route.submitted, delta.finish_reason)
+            self.metrics.finished(model, _finished(route, now), delta.finish_reason)
             self._forget(engine_handle)
 
     def _fail(self, engine_handle: int, error: worker_pb2.Error, frames: _Frames) -> None:
@@ -222,6 +240,18 @@ class Exchange:
         del route.stream.handles[route.handle]
         if not self._routes:
             self._idle.set()
+
+
+def _finished(route: _Route, now: float) -> FinishedRequest:
+    begun = route.submitted if route.begun is None else route.begun
+    first = now if route.first_token is None else route.first_token
+    return FinishedRequest(
+        prompt_tokens=route.prompt_tokens,
+        generated_tokens=route.tokens_sent - route.resumed,
+        queued=begun - route.submitted,
+        prefill=first - begun,
+        decode=now - first,
+    )
 
 
 def _later(reason: worker_pb2.Reason, message: str) -> worker_pb2.Error:

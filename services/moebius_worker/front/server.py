@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 
 import grpc
 import structlog
@@ -13,15 +14,20 @@ from moebius_common.address import split_address
 from moebius_proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.exchange import Exchange
+from moebius_worker.front.http_listener import Probe, serve_http
 from moebius_worker.front.service import WorkerService
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervisor import StartEngine, Supervisor
 from moebius_worker.front.tls import server_credentials
-from moebius_worker.metrics import RequestMetrics, WorkerCollector, serve_metrics
+from moebius_worker.metrics import RequestMetrics, WorkerCollector
 from moebius_worker.settings import WorkerSettings, WorkerTls
 
 HEALTH_SERVICES = ("", "moebius.worker.v1.Worker")
+# Serving as long as the front answers, whatever its engine does: what a liveness probe may ask.
+LIVENESS_SERVICE = "liveness"
 HEARTBEAT_SECONDS = 1.0
+# Without a heartbeat for so long the front hangs.
+HEARTBEAT_LOST_SECONDS = 30.0
 # What the last frames get to reach the gateways when the worker ends.
 FAREWELL_SECONDS = 0.3
 _MESSAGE_BYTES = 64 * 2**20
@@ -79,18 +85,27 @@ async def serve(settings: WorkerSettings, stop: Stop, start: StartEngine = Engin
         for name in HEALTH_SERVICES:
             await health_service.set(name, serving.SERVING if ready else serving.NOT_SERVING)
 
+    last_beat = time.monotonic()
+
     async def heartbeat() -> None:
+        nonlocal last_beat
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
+            last_beat = time.monotonic()
             exchange.broadcast(state.status())
 
+    probes: dict[str, Probe] = {
+        "/livez": lambda: time.monotonic() - last_beat < HEARTBEAT_LOST_SECONDS,
+        "/readyz": lambda: state.state == worker_pb2.STATE_READY,
+    }
     await changed()
+    await health_service.set(LIVENESS_SERVICE, health_pb2.HealthCheckResponse.SERVING)
     service = WorkerService(state, exchange, changed)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     address = _listen(server, settings.listen, settings.tls)
-    metrics = _listen_metrics(settings, registry)
+    metrics = _listen_http(settings, registry, probes)
     await server.start()
     log.info("listening", address=address, metrics=metrics)
     try:
@@ -136,12 +151,14 @@ def _listen(server: grpc.aio.Server, address: str, tls: WorkerTls | None) -> str
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _listen_metrics(settings: WorkerSettings, registry: CollectorRegistry) -> str | None:
+def _listen_http(
+    settings: WorkerSettings, registry: CollectorRegistry, probes: dict[str, Probe]
+) -> str | None:
     if settings.metrics_listen is None:
         return None
     host, _ = split_address(settings.metrics_listen)
     try:
-        return f"{host}:{serve_metrics(settings.metrics_listen, registry)}"
+        return f"{host}:{serve_http(settings.metrics_listen, registry, probes)}"
     except OSError as error:
         raise ListenError(
             f"cannot serve metrics on {settings.metrics_listen}: {error.strerror}; choose another address"

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
@@ -11,8 +12,9 @@ from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 class WorkerState:
     pid: int
     worker_id: str = field(default_factory=lambda: secrets.token_hex(4))
-    # Engine processes that were started.
+    # Engine processes that were started, and those after the first by why the one before ended.
     starts: int = 0
+    restarts_by: Counter[worker_pb2.Reason] = field(default_factory=Counter)
     phase: worker_pb2.State = worker_pb2.STATE_LOADING
     draining: bool = False
     engine_pid: int = 0
@@ -39,6 +41,8 @@ class WorkerState:
         return max(0, self.starts - 1)
 
     def engine_started(self, pid: int) -> None:
+        if self.starts and self.last_fault is not None:
+            self.restarts_by[self.last_fault.reason] += 1
         self.starts += 1
         self.engine_pid = pid
         self.phase = worker_pb2.STATE_LOADING

@@ -1,5 +1,6 @@
 """Structured output: every way to ask for it becomes the grammar; what cannot be enforced says where."""
 
+import time
 from typing import Any
 
 import openai
@@ -182,6 +183,18 @@ async def test_what_cannot_be_enforced_is_refused_where_it_stands(
     with pytest.raises(openai.BadRequestError) as refused:
         await chatty.openai().chat.completions.create(**CHAT | asked)
     assert refused.value.param.endswith(param)
+    assert not chatty.backend.generations
+
+
+@pytest.mark.parametrize("regex", ["(a{1000}){1000}", "x(a{1000}){1000}", "(a?){1000}a{1000}"])
+async def test_an_expression_that_takes_seconds_to_follow_is_refused_at_once(
+    chatty: Gateway, regex: str
+) -> None:
+    begun = time.process_time()
+    with pytest.raises(openai.BadRequestError, match="too much to follow") as refused:
+        await chatty.openai().chat.completions.create(**CHAT, extra_body={"guided_regex": regex})
+    assert refused.value.param == "guided_regex"
+    assert time.process_time() - begun < 1
     assert not chatty.backend.generations
 
 

@@ -8,7 +8,8 @@ from moebius_kernels.linear import linear as reference
 from tests.kernels.triton.matrices import FORMATS, random_matrix
 
 triton = pytest.importorskip("triton")
-from moebius_kernels.triton.linear import linear, tiled_linear  # noqa: E402
+from moebius_kernels.triton.expand import expanded  # noqa: E402
+from moebius_kernels.triton.linear import linear, multiply_expanded, tiled_linear  # noqa: E402
 from moebius_kernels.triton.tiling import Tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -66,6 +67,22 @@ def test_shares_of_the_columns():
     check(y[:, 8:48], x, [block])
     assert y[:, :8].isnan().all()
     assert y[:, 48:].isnan().all()
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
+def test_many_tokens_by_way_of_the_expanded_matrix(format):
+    block = random_matrix(format, (40, 512), generator(1))
+    x, bias = draw(5, 512, seed=2).bfloat16(), draw(40, seed=3).bfloat16()
+    y = torch.full((5, 64), float("nan"), device=DEVICE).bfloat16()
+    multiply_expanded(x, block, bias, y[:, 8:48])
+    check(y[:, 8:48], x, [block], bias)
+    assert y[:, :8].isnan().all()
+    assert y[:, 48:].isnan().all()
+
+
+def test_a_matrix_that_ends_within_a_tile_is_expanded_whole():
+    block = random_matrix(FORMATS["nvfp4"], (37, 320), generator(1))
+    torch.testing.assert_close(expanded(block).float(), block.dequantize().float(), rtol=2**-8, atol=0)
 
 
 def test_no_tokens():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from moebius_kernels.triton.sampling import Draws, draw_tokens, top_logprobs
-from moebius_worker.engine.draw import _GOLDEN, _MASK, _mix, _signed
+from moebius_worker.engine.draw import stream_of
 from moebius_worker.engine.sampler import SampleRow, sample
 from moebius_worker.engine.types import SamplingParams
 from tests.kernels.paged_world import DEVICE
@@ -19,7 +19,7 @@ def draws_of(params, positions, candidates=1024):
         return torch.tensor(values, dtype=dtype, device=DEVICE)
 
     return Draws(
-        column([_signed(_mix((one.seed + _GOLDEN) & _MASK)) for one in params], torch.int64),
+        column([stream_of(one.seed) for one in params], torch.int64),
         column(positions, torch.int64),
         column([one.temperature for one in params], torch.float32),
         column([one.top_k for one in params], torch.int32),

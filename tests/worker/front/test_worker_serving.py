@@ -224,10 +224,10 @@ async def test_metrics_tell_what_the_status_tells(served: WorkerProcess, gateway
     async with httpx.AsyncClient() as client:
         text = (await client.get(f"http://{served.metrics}/metrics")).text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert values['moebius_worker_state{state="ready"}'] == "1.0"
-    assert values['moebius_worker_state{state="failed"}'] == "0.0"
+    assert values['moebius_worker_state{state="READY"}'] == "1.0"
+    assert values['moebius_worker_state{state="FAILED"}'] == "0.0"
     assert values["moebius_worker_requests_in_flight"] == "0.0"
-    assert values["moebius_worker_engine_restarts_total"] == "0.0"
+    assert values['moebius_worker_engine_restarts_total{reason="ENGINE_DEAD"}'] == "0.0"
     assert values["moebius_worker_gateways"] == "1.0"
     model = 'model_name="tiny-mixtral"'
     assert values[f"vllm:num_requests_running{{{model}}}"] == "0.0"

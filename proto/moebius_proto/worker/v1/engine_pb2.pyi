@@ -44,14 +44,26 @@ class StepBegin(_message.Message):
     def __init__(self, handles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepEnd(_message.Message):
-    __slots__ = ("deltas", "failures", "stats")
+    __slots__ = ("deltas", "failures", "stats", "step")
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     deltas: _containers.RepeatedCompositeFieldContainer[_worker_pb2.Delta]
     failures: _containers.RepeatedCompositeFieldContainer[_worker_pb2.Failure]
     stats: EngineStats
-    def __init__(self, deltas: _Optional[_Iterable[_Union[_worker_pb2.Delta, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[_worker_pb2.Failure, _Mapping]]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ...) -> None: ...
+    step: ComputedStep
+    def __init__(self, deltas: _Optional[_Iterable[_Union[_worker_pb2.Delta, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[_worker_pb2.Failure, _Mapping]]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., step: _Optional[_Union[ComputedStep, _Mapping]] = ...) -> None: ...
+
+class ComputedStep(_message.Message):
+    __slots__ = ("requests", "tokens", "seconds")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    tokens: int
+    seconds: float
+    def __init__(self, requests: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class EngineStats(_message.Message):
     __slots__ = ("step", "running", "waiting", "max_running", "kv_pages_used", "kv_pages_cached", "kv_pages_total", "prompt_tokens", "generated_tokens", "cached_tokens", "preemptions", "late_compilations")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from moebius_gateway.api.anthropic.blocks import BlockMessage, TextBlocks, joined
+from moebius_gateway.api.anthropic.blocks import BlockMessage, TextBlocks, ToolUseBlock, joined
 from moebius_gateway.api.openai.messages import check_names
 from moebius_gateway.api.request import GenerationRequest, SamplingWishes, ToolChoice, ToolMode
 from moebius_gateway.api.strict import ANYTHING, Strict, refuse
@@ -76,7 +76,8 @@ class Metadata(Strict):
 class CountRequest(Strict):
     model: str = Field(min_length=1, max_length=256, description="one of `/v1/models`; 404 otherwise")
     messages: Annotated[list[BlockMessage], Field(min_length=1)] = Field(
-        description="blocks `text`, `thinking`, `tool_use`, `tool_result`; images and documents: 400"
+        description="blocks `text`, `thinking`, `tool_use`, `tool_result`; images and documents: 400. An "
+        "assistant's at the end is begun, and the answer goes on with it"
     )
     system: TextBlocks = Field(
         [], description=f"a string or text blocks; such as begin with `{ATTRIBUTION}` are left out"
@@ -99,9 +100,9 @@ class CountRequest(Strict):
 
     @field_validator("messages")
     @classmethod
-    def _no_prefill(cls, messages: list[BlockMessage]) -> list[BlockMessage]:
-        if messages[-1].role == "assistant":
-            raise refuse("", "the last message is the assistant's: an answer cannot be begun for the model")
+    def _calls_are_answered(cls, messages: list[BlockMessage]) -> list[BlockMessage]:
+        if any(isinstance(block, ToolUseBlock) for block in messages[-1].content):
+            raise refuse("", "the last message calls tools: their results are missing")
         return messages
 
     @model_validator(mode="after")
@@ -130,6 +131,7 @@ class CountRequest(Strict):
                 ),
                 effort=config.effort,
                 thinking=None if self.thinking is None else self.thinking.type != "disabled",
+                continued=self.messages[-1].role == "assistant",
             ),
             tool_choice=ToolChoice(
                 modes.get(choice.type, ToolMode.REQUIRED),

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from moebius_gateway.api.openai.messages import Message, Tool, check_names
+from moebius_gateway.api.openai.messages import Message, Tool, check_continued, check_names
 from moebius_gateway.api.openai.parameters import GenerationParameters
 from moebius_gateway.api.openai.structured import ResponseFormat, the_one
 from moebius_gateway.api.openai.tool_choice import tool_choice
@@ -39,6 +39,12 @@ class ChatRequest(GenerationParameters):
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="variables that the model's chat template knows; others: 400"
     )
+    continue_final_message: bool = Field(
+        False, description="the last message is the assistant's, and the answer goes on with it"
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="`false` goes with `continue_final_message`, and with nothing else"
+    )
 
     neutral: ClassVar = GenerationParameters.neutral | {
         "functions": ([],),
@@ -48,8 +54,6 @@ class ChatRequest(GenerationParameters):
         "prediction": (),
         "verbosity": ("medium",),
         "web_search_options": (),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
         "add_special_tokens": (False,),
         "chat_template": (),
         "documents": ([],),
@@ -67,6 +71,7 @@ class ChatRequest(GenerationParameters):
         ):
             raise refuse("max_tokens", "differs from 'max_completion_tokens', of which it is the older name")
         check_names([tool.function.name for tool in self.tools])
+        check_continued(self.messages, self.continue_final_message, self.add_generation_prompt)
         return self
 
     def translated(self) -> GenerationRequest:
@@ -82,6 +87,7 @@ class ChatRequest(GenerationParameters):
                 ),
                 effort=self.reasoning_effort,
                 template_variables=self.chat_template_kwargs,
+                continued=self.continue_final_message,
             ),
             sampling=self.sampling(),
             n=self.n,

@@ -1,43 +1,21 @@
 """Messages and tools of a chat in OpenAI's words."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from moebius_gateway.api.strict import ANYTHING, Strict, refuse
+from moebius_gateway.api.text_parts import joined
 from moebius_gateway.text import conversation
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
-MEDIA = frozenset({"image_url", "input_audio", "file", "video_url", "audio_url", "image", "audio"})
-
-
-def _text(content: Any) -> Any:
-    """Joins text parts, each to a line of its own."""
-    if not isinstance(content, list):
-        return content
-    return "\n".join(_part(part) for part in content)
-
-
-def _part(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str):
-        raise PydanticCustomError("content_part", "a content part is an object with a 'type'")
-    if kind in MEDIA:
-        raise PydanticCustomError(
-            "content_part", "this model is served text-only: it takes no {kind}", {"kind": repr(kind)}
-        )
-    if kind not in ("text", "refusal"):
-        raise PydanticCustomError(
-            "content_part", "only text parts are supported, not {kind}", {"kind": repr(kind)}
-        )
-    if not part.keys() <= {"type", kind, "cache_control"} or not isinstance(part.get(kind), str):
-        raise PydanticCustomError("content_part", "a text part has the keys 'type' and 'text', and no other")
-    return part[kind]
-
-
-Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
+TEXTS = {"text": "text", "refusal": "refusal"}
+Text = Annotated[
+    str,
+    BeforeValidator(partial(joined, texts=TEXTS), json_schema_input_type=str | list[dict[str, Any]]),
+]
 
 
 class Called(Strict):
@@ -118,3 +96,14 @@ def check_names(names: Iterable[str]) -> None:
         if name in seen:
             raise refuse("tools", f"two tools are called '{name}'")
         seen.add(name)
+
+
+def check_continued(messages: Sequence[Message], continued: bool, prompted: bool | None) -> None:
+    """Raises unless the wish that the answer goes on with the last message can be fulfilled.
+
+    `prompted`: whether the template shall write the head of a new answer.
+    """
+    if prompted is continued:
+        raise refuse("add_generation_prompt", "is the opposite of 'continue_final_message'")
+    if continued and (not messages or messages[-1].role != "assistant" or messages[-1].tool_calls):
+        raise refuse("continue_final_message", "needs an assistant's message without calls at the end")

@@ -3,6 +3,7 @@
 import base64
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
@@ -10,31 +11,18 @@ from pydantic_core import PydanticCustomError
 
 from moebius_gateway.api.answer import Call, Part, Said, Thought
 from moebius_gateway.api.strict import ANYTHING, Strict
+from moebius_gateway.api.text_parts import joined
 from moebius_gateway.text.conversation import Message, ToolCall
 
 # What items of answers carry, so that they can be sent back as they came.
 OURS: dict[str, tuple[Any, ...]] = {"id": (ANYTHING,), "status": (ANYTHING,)}
-TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
-def _text(content: Any) -> Any:
-    """Joins text parts, each to a line of its own."""
-    if not isinstance(content, list):
-        return content
-    return "\n".join(map(_part, content))
-
-
-def _part(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None
-    if not isinstance(text, str):
-        raise PydanticCustomError(
-            "content_part", "this model is served text-only: it takes no {kind}", {"kind": repr(kind)}
-        )
-    return text
-
-
-Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
+Text = Annotated[
+    str,
+    BeforeValidator(partial(joined, texts=TEXTS), json_schema_input_type=str | list[dict[str, Any]]),
+]
 
 
 class MessageItem(Strict):

@@ -15,7 +15,7 @@ from moebius_gateway.text.parsing.families.llama3 import LLAMA3
 from moebius_gateway.text.parsing.families.minimax import MINIMAX, MINIMAX_M1, MINIMAX_M3
 from moebius_gateway.text.parsing.families.mistral import MISTRAL
 from moebius_gateway.text.parsing.families.qwen3_coder import QWEN3_CODER
-from moebius_gateway.text.parsing.spec import Channel, ParserSpec, Region, Rule
+from moebius_gateway.text.parsing.spec import Channel, ParserSpec, Region
 
 # The first that fits is taken, so the more specific ones come first.
 FAMILIES = (
@@ -71,25 +71,31 @@ def detect(chat_template: str, config: Mapping[str, Any], special_tokens: Collec
 def opens_reasoning(spec: ParserSpec, prompt: str) -> bool:
     """Whether the rendered prompt ends inside of reasoning: the template wrote the opening marker itself."""
     end = prompt.rstrip()
-    return any(
-        end.endswith((rule.open + head).rstrip())
-        for rule, channel in _reasoning(spec)
-        for head in channel.heads
-        if "{" not in head
-    )
+    return any(end.endswith(opening.rstrip()) for opening, _ in _openings(spec))
 
 
 def ends_reasoning(spec: ParserSpec, prompt: str) -> bool:
     """Whether the rendered prompt ends just behind reasoning: templates write none that way."""
     end = prompt.rstrip()
-    return any(end.endswith(marker) for _, channel in _reasoning(spec) for marker in channel.close)
+    return any(end.endswith(marker) for _, channel in _openings(spec) for marker in channel.close)
 
 
-def _reasoning(spec: ParserSpec) -> Iterator[tuple[Rule, Channel]]:
+def stays_in_reasoning(spec: ParserSpec, begun: str) -> bool:
+    """Whether an answer that is begun so goes on inside of reasoning."""
+    return any(
+        begun.lstrip().startswith(opening) and not any(marker in begun for marker in channel.close)
+        for opening, channel in _openings(spec)
+    )
+
+
+def _openings(spec: ParserSpec) -> Iterator[tuple[str, Channel]]:
+    """What opens reasoning, where that is always the same."""
     for rule in spec.rules:
         for form in rule.forms:
             if isinstance(form, Channel) and form.region is Region.REASONING:
-                yield rule, form
+                for head in form.heads:
+                    if "{" not in head:
+                        yield rule.open + head, form
 
 
 def spelt_tokens(spec: ParserSpec, special_tokens: Collection[str]) -> frozenset[str]:

@@ -40,14 +40,19 @@ SEPARATOR = Pattern(re.compile(r"\s{0,16}[,;]\s{0,16}(?=\{)"), re.compile(r"\s{0
 
 
 def parser_for(
-    spec: ParserSpec, tools: Mapping[str, Mapping[str, Any]], *, started_in_reasoning: bool
+    spec: ParserSpec,
+    tools: Mapping[str, Mapping[str, Any]],
+    *,
+    started_in_reasoning: bool,
+    continued: bool = False,
 ) -> "StreamParser":
     """A parser for one answer.
 
     `tools`: of each offered tool's name, the JSON schema of its parameters. Without tools, what looks like a
     call is text. `started_in_reasoning`: the prompt ends inside of reasoning (`opens_reasoning`).
+    `continued`: it ends in the middle of what is said.
     """
-    return StreamParser(spec, tools, started_in_reasoning=started_in_reasoning)
+    return StreamParser(spec, tools, started_in_reasoning=started_in_reasoning, continued=continued)
 
 
 class StreamParser:
@@ -59,7 +64,12 @@ class StreamParser:
     """
 
     def __init__(
-        self, spec: ParserSpec, tools: Mapping[str, Mapping[str, Any]], *, started_in_reasoning: bool
+        self,
+        spec: ParserSpec,
+        tools: Mapping[str, Mapping[str, Any]],
+        *,
+        started_in_reasoning: bool,
+        continued: bool = False,
     ) -> None:
         self._tools = tools
         self._grammar = grammar_of(spec, calls=bool(tools))
@@ -71,11 +81,11 @@ class StreamParser:
         region = Region.REASONING if self._started_in_reasoning else Region.CONTENT
         self._out = Output(region, short_ids=spec.short_ids)
         # Whether what is said begins here, so that it may be a call without a marker.
-        self._saying_begins = not self._started_in_reasoning
+        self._saying_begins = not self._started_in_reasoning and not continued
         self._truncated = False
         # While text is passed on: what finds the marker that ends that.
         self._passing: Markers | None = None
-        self._run = self._answer()
+        self._run = self._answer(beginning=not continued)
 
     def feed(self, text: str) -> list[Event]:
         """The answer goes on with `text`."""
@@ -108,8 +118,8 @@ class StreamParser:
             and marker.find(text, 0) == (end, end)
         )
 
-    def _answer(self) -> Reading[None]:
-        beginning, behind_marker = True, self._started_in_reasoning
+    def _answer(self, *, beginning: bool) -> Reading[None]:
+        behind_marker = self._started_in_reasoning
         while not (self._source.ended and self._source.at == len(self._source.text)):
             if self._saying_begins and self._grammar.start:
                 self._saying_begins = False

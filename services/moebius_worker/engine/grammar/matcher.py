@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 # Bits, 32 tokens in each number: a set bit allows the token.
 MaskRow = NDArray[np.int32]
 
-# Its long form shows the state of the parser, which is of no use to a client.
-_LIMITS = LLParserLimits(verbose_errors=False)
+# A mask takes a tenth of a second at most: the first of (a{1000}){1000} would take seconds, in which its
+# neighbours wait. The gateway refuses what it sees to need more. The long form of errors shows the state of
+# the parser, which is of no use to a client.
+_LIMITS = LLParserLimits(initial_lexer_fuel=200_000, verbose_errors=False)
 
 
 class GrammarError(Exception):

@@ -11,11 +11,12 @@ from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import RmsNorm
 from moebius_worker.engine.models.parameters import Matrix, Place, Shard, Slots
+from moebius_worker.engine.models.residual import Residual
 from moebius_worker.engine.weights.layout import Layout
 
 
 class DecoderLayer(Protocol):
-    def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor: ...
+    def __call__(self, residual: Residual, context: StepContext) -> Residual: ...
 
     def slots(self, prefix: str) -> Slots: ...
 
@@ -82,11 +83,11 @@ class Decoder(Layer):
 
         `progress` is called after each layer.
         """
-        x = self.embed(context)
+        residual = Residual(self.embed(context))
         for layer in self.layers:
-            x = layer(x, context)
+            residual = layer(residual, context)
             progress()
-        return x
+        return residual.total()
 
     def embed(self, context: StepContext) -> torch.Tensor:
         """[T, hidden], the input of the first layer."""

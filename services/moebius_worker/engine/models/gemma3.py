@@ -24,6 +24,7 @@ from moebius_worker.engine.models.gemma4_inputs import rounded
 from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Attention, GatedMlp, RmsNorm
 from moebius_worker.engine.models.parameters import Place, Slots
+from moebius_worker.engine.models.residual import Residual
 from moebius_worker.engine.weights.layout import Layout
 
 _THETA = {SLIDING: 10_000.0, FULL: 1_000_000.0}
@@ -54,10 +55,11 @@ class Gemma3Layer(Layer):
         self.mlp = GatedMlp(config.hidden_size, config.intermediate_size, activation=GELU_TANH)
         self.norms = {name: RmsNorm(config.hidden_size, config.norm_eps, offset=1.0) for name in _NORMS}
 
-    def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
+    def __call__(self, residual: Residual, context: StepContext) -> Residual:
         before_attention, after_attention, before_mlp, after_mlp = self.norms.values()
-        x = x + after_attention(self.attention(before_attention(x), context))
-        return x + after_mlp(self.mlp(before_mlp(x)))
+        x, normed = before_attention.of_sum(residual)
+        x, normed = before_mlp.of_sum(Residual(x, after_attention(self.attention(normed, context))))
+        return Residual(x, after_mlp(self.mlp(normed)))
 
     def slots(self, prefix: str) -> Slots:
         slots = self.attention.slots(f"{prefix}.self_attn") | self.mlp.slots(f"{prefix}.mlp")

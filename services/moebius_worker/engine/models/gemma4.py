@@ -29,6 +29,7 @@ from moebius_worker.engine.models.moe import (
     ResidentExperts,
 )
 from moebius_worker.engine.models.parameters import Place, Slots, Vector
+from moebius_worker.engine.models.residual import Residual
 from moebius_worker.engine.weights.layout import Layout
 
 
@@ -90,8 +91,8 @@ class Gemma4Layer(Layer):
         """`own_input` [T, width]: of a model with inputs for each layer, this one's."""
         norms = self.norms
         y = self.attention(norms["input_layernorm"](x), context)
-        x = x + norms["post_attention_layernorm"](y)
-        y = self.mlp(norms["pre_feedforward_layernorm"](x))
+        x, y = norms["pre_feedforward_layernorm"].of_sum(Residual(x, norms["post_attention_layernorm"](y)))
+        y = self.mlp(y)
         if self.experts is not None:
             y = norms["post_feedforward_layernorm_1"](y)
             y = y + norms["post_feedforward_layernorm_2"](self.experts(x))

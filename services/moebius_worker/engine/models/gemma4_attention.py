@@ -36,14 +36,16 @@ class Gemma4Attention(Layer):
         q, *kv = (part.unflatten(-1, (-1, self.config.head_dim)) for part in parts)
         angles = context.angles(self.rotary)
         pages, plan = context.kv(self.cache)
-        faults = None
         if kv:
             # The last is the first where keys are values: then as they were before norm and rotation.
-            k = self.ops.apply_rotary(self.norms["k_norm"](kv[0]), angles)
-            faults = self.ops.write_kv(k, self.ops.rms_norm(kv[-1], None, self.config.norm_eps), pages, plan)
-        q = self.ops.apply_rotary(self.norms["q_norm"](q), angles)
-        y = self.out(self.ops.paged_attention(q, pages, plan, scale=self.config.scale).flatten(1))
-        return y if faults is None else y + faults[:, None]
+            v = self.ops.rms_norm(kv[-1], None, self.config.norm_eps)
+            weights = {f"{name[0]}_weight": norm.weight.data for name, norm in self.norms.items()}
+            q = self.ops.rotate_and_write_kv(
+                q, kv[0], v, angles, pages, plan, **weights, eps=self.config.norm_eps
+            )
+        else:
+            q = self.ops.apply_rotary(self.norms["q_norm"](q), angles)
+        return self.out(self.ops.paged_attention(q, pages, plan, scale=self.config.scale).flatten(1))
 
     def slots(self, prefix: str) -> Slots:
         slots = self.qkv.slots(prefix) | self.out.slots(prefix)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -14,6 +14,7 @@ from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.parameters import Matrix, Shard, Slots, Vector
+from moebius_worker.engine.models.residual import Residual
 
 
 class RmsNorm(Layer):
@@ -25,6 +26,13 @@ class RmsNorm(Layer):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.ops.rms_norm(x, self.weight.data, self.eps, offset=self.offset)
+
+    def of_sum(self, residual: Residual) -> tuple[torch.Tensor, torch.Tensor]:
+        """The total, and its norm."""
+        x, y = residual.x, residual.y
+        if y is None:
+            return x, self(x)
+        return self.ops.add_rms_norm(y, x, self.weight.data, self.eps, offset=self.offset)
 
     def slots(self, prefix: str) -> Slots:
         return {f"{prefix}.weight": self.weight.slot()}
@@ -126,19 +134,15 @@ class Attention(Layer):
         gate = None
         if config.output_gate:
             q, gate = (half.flatten(1) for half in q.unflatten(-1, (config.num_heads, 2, -1)).unbind(-2))
-        q, k = self._heads(q, "q_norm", config.num_heads), self._heads(k, "k_norm", config.num_kv_heads)
-        if self.rotary is not None:
-            angles = context.angles(self.rotary)
-            q, k = self.ops.apply_rotary(q, angles), self.ops.apply_rotary(k, angles)
+        v = v.unflatten(-1, (config.num_kv_heads, -1))
+        # A row whose keys or values could not be kept as they are is NaN from here on: the runner finds it.
+        q = self._place(q, k, v, context, plan)
         if config.temperature is not None:
             q = (q * config.temperature(context.positions)).to(q.dtype)
         pages, _ = context.kv(self.cache)
-        faults = self.ops.write_kv(k, v.unflatten(-1, (config.num_kv_heads, -1)), pages, plan)
         sinks = None if self.sinks is None else self.sinks.data
         y = self.ops.paged_attention(q, pages, plan, scale=config.scale, softcap=config.softcap, sinks=sinks)
-        y = y.flatten(1) if gate is None else y.flatten(1) * gate.sigmoid()
-        # A row whose keys or values could not be kept as they are ends up as NaN, for the runner to find.
-        return self.out(y) + faults[:, None]
+        return self.out(y.flatten(1) if gate is None else y.flatten(1) * gate.sigmoid())
 
     def slots(self, prefix: str) -> Slots:
         slots = self.qkv.slots(prefix) | self.out.slots(prefix)
@@ -148,11 +152,29 @@ class Attention(Layer):
             slots[f"{prefix}.sinks"] = self.sinks.slot()
         return slots
 
-    def _heads(self, rows: torch.Tensor, norm: str, heads: int) -> torch.Tensor:
-        if self.config.qk_norm == "full":
-            rows = self.norms[norm](rows)
-        rows = rows.unflatten(-1, (heads, -1))
-        return self.norms[norm](rows) if self.config.qk_norm == "head" else rows
+    def _place(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        context: StepContext,
+        plan: AttentionPlan | DeviceAttentionPlan,
+    ) -> torch.Tensor:
+        """The queries as attention takes them [T, heads, D]; keys and values are in their pages."""
+        config = self.config
+        pages, _ = context.kv(self.cache)
+        if config.qk_norm == "full":
+            q, k = self.norms["q_norm"](q), self.norms["k_norm"](k)
+        q, k = q.unflatten(-1, (config.num_heads, -1)), k.unflatten(-1, (config.num_kv_heads, -1))
+        if self.rotary is None:
+            if config.qk_norm == "head":
+                q, k = self.norms["q_norm"](q), self.norms["k_norm"](k)
+            return q + self.ops.write_kv(k, v, pages, plan)[:, None, None]
+        norms: dict[str, Any] = {}
+        if config.qk_norm == "head":
+            norms = {f"{name[0]}_weight": norm.weight.data for name, norm in self.norms.items()}
+            norms |= {"eps": config.norm_eps, "offset": config.norm_offset}
+        return self.ops.rotate_and_write_kv(q, k, v, context.angles(self.rotary), pages, plan, **norms)
 
 
 class GatedMlp(Layer):

@@ -9,6 +9,7 @@ from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import GatedMlp, RmsNorm
 from moebius_worker.engine.models.parameters import Slots
+from moebius_worker.engine.models.residual import Residual
 
 
 class Mixer(Protocol):
@@ -47,9 +48,10 @@ class PreNormLayer(Layer):
         self.mlp_norm = RmsNorm(config.hidden_size, config.norm_eps, offset=norm_offset)
         self.mlp = mlp
 
-    def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), context)
-        return x + self.mlp(self.mlp_norm(x))
+    def __call__(self, residual: Residual, context: StepContext) -> Residual:
+        x, normed = self.attention_norm.of_sum(residual)
+        x, normed = self.mlp_norm.of_sum(Residual(x, self.attention(normed, context)))
+        return Residual(x, self.mlp(normed))
 
     def slots(self, prefix: str) -> Slots:
         return (

@@ -23,6 +23,7 @@ from moebius_worker.engine.models.ngram_embedding import NgramLayer, read_ngrams
 from moebius_worker.engine.models.parameters import Place, Slots
 from moebius_worker.engine.models.pre_norm import FeedForward, Mixer
 from moebius_worker.engine.models.qwen3_5 import LAYOUT, linear_layers, read_sizes
+from moebius_worker.engine.models.residual import Residual
 from moebius_worker.engine.models.shared_expert import SharedExpertMoe, read_experts
 from moebius_worker.engine.weights.layout import Layout
 
@@ -41,12 +42,13 @@ class Qwen4ExpLayer(Layer):
         self.attention_connection = HyperConnection(streams)
         self.mlp_connection = HyperConnection(streams)
 
-    def __call__(self, x: torch.Tensor, context: StepContext) -> torch.Tensor:
-        """x [T, streams * hidden]"""
+    def __call__(self, residual: Residual, context: StepContext) -> Residual:
+        """Of [T, streams * hidden]"""
+        x = residual.total()
         if self.ngrams is not None:
             x = x + self.ngrams(x, context)
         x = self.attention_connection.around(x, partial(self.attention, context=context))
-        return self.mlp_connection.around(x, self.mlp)
+        return Residual(self.mlp_connection.around(x, self.mlp))
 
     def slots(self, prefix: str) -> Slots:
         slots = {} if self.ngrams is None else self.ngrams.slots(f"{prefix}.ple")

@@ -1,0 +1,1 @@
+"""Pictures of the dashboards from a live Prometheus, to be looked at without Grafana."""

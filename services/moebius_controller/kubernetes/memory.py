@@ -1,0 +1,80 @@
+"""The controller's state in a ConfigMap, so that the next leader goes on where this one was."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from kubernetes import client
+
+from moebius_controller.kubernetes.failures import FAILURES, reason_of
+from moebius_controller.state_file import ControllerState, StaleMemoryError, parse_state, write_state
+
+KEY = "state.json"
+TIMEOUTS = (3.0, 10.0)
+
+
+class ConfigMapMemory:
+    """Implements `Memory`. A write carries the version that was read or written before."""
+
+    interval = 5.0
+
+    def __init__(self, api: client.ApiClient, namespace: str, name: str, executor: Executor) -> None:
+        self._core = client.CoreV1Api(api)
+        self._namespace = namespace
+        self._name = name
+        self._executor = executor
+        # None: there is no such ConfigMap.
+        self._version: str | None = None
+
+    async def load(self) -> ControllerState | None:
+        try:
+            found = await self._call(self._core.read_namespaced_config_map, self._name)
+        except client.ApiException as error:
+            if error.status != 404:
+                raise OSError(reason_of(error)) from error
+            self._version = None
+            return None
+        except FAILURES as error:
+            raise OSError(reason_of(error)) from error
+        self._version = found["metadata"]["resourceVersion"]
+        text = (found.get("data") or {}).get(KEY)
+        return parse_state(text.encode(), f"ConfigMap {self._name}") if text else None
+
+    async def save(self, state: ControllerState) -> None:
+        metadata = {"name": self._name, "namespace": self._namespace}
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": {KEY: write_state(state).decode()},
+        }
+        try:
+            if self._version is None:
+                written = await self._call(self._core.create_namespaced_config_map, body=body)
+            else:
+                metadata["resourceVersion"] = self._version
+                written = await self._call(self._core.replace_namespaced_config_map, self._name, body=body)
+        except client.ApiException as error:
+            # Gone, there meanwhile, or written by another one.
+            if error.status in (404, 409):
+                raise StaleMemoryError from error
+            raise OSError(reason_of(error)) from error
+        except FAILURES as error:
+            raise OSError(reason_of(error)) from error
+        self._version = written["metadata"]["resourceVersion"]
+
+    async def _call(self, call: Callable[..., Any], *arguments: str, **more: Any) -> dict[str, Any]:
+        def wait() -> dict[str, Any]:
+            response = call(
+                *arguments,
+                namespace=self._namespace,
+                _preload_content=False,
+                _request_timeout=TIMEOUTS,
+                **more,
+            )
+            answer: dict[str, Any] = json.loads(response.data)
+            return answer
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, wait)
