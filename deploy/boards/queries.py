@@ -39,6 +39,11 @@ def total(of: str, *by: str) -> str:
     return f"sum by ({', '.join(by)}) ({of})" if by else f"sum({of})"
 
 
+def each(name: str, *by: str) -> str:
+    """The largest of each; by default of each process."""
+    return f"max by ({', '.join(by or ('instance',))}) ({series(name)})"
+
+
 def quantile(q: float, name: str, *by: str) -> str:
     """Of a histogram."""
     return f"histogram_quantile({q}, {total(rate(f'{name}_bucket'), 'le', *by)})"

@@ -5,7 +5,14 @@ from deploy.boards.queries import increase, recent_quantile, series, total
 
 OUTCOMES = {"resumed": "green", "abandoned": "blue", "poisoned": "purple", "failed": "red"}
 REASONS = {"ENGINE_DEAD": "orange", "ENGINE_STALLED": "yellow", "GPU_FAULT": "red", "DRAINING": "blue"}
-EVENTS = {"died": "red", "killed": "orange", "gave up": "purple", "started": "blue", "ready": "green"}
+EVENTS = {
+    "died": "red",
+    "killed": "orange",
+    "level set": "yellow",
+    "node marked": "purple",
+    "started": "blue",
+    "ready": "green",
+}
 
 RECOVERY = Board(
     "recovery",
@@ -26,9 +33,12 @@ RECOVERY = Board(
                 ),
                 Panel(
                     "Workers, by event",
-                    "What happened to whole workers, and what the controller did about it.",
+                    "What happened to whole workers, and what the controller did about it. A death has its "
+                    "start; a level that is set, a node that is marked or a worker that is given up needs a "
+                    "person.",
                     {"{{event}}": total(increase("moebius_controller_events_total"), "event")},
                     "bars",
+                    colours=EVENTS,
                 ),
                 Panel(
                     "Connections opened again",

@@ -1,7 +1,7 @@
 """Latency, throughput, queue and cache."""
 
 from deploy.boards.panels import Board, Panel, Row
-from deploy.boards.queries import mean, quantile, quantiles, rate, series, share, total
+from deploy.boards.queries import each, mean, quantile, quantiles, rate, series, share, total
 
 SERVING = Board(
     "serving",
@@ -110,7 +110,7 @@ SERVING = Board(
                     "KV cache in use",
                     "Part of each worker's pages that running requests hold. Near 1, requests wait for "
                     "pages or lose them (preemptions).",
-                    {"{{instance}}": f"max by (instance) ({series('vllm:kv_cache_usage_perc')})"},
+                    {"{{instance}}": each("vllm:kv_cache_usage_perc")},
                     unit="percentunit",
                     max=1,
                     thresholds={0.95: "red"},

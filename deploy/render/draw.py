@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from deploy.render.prometheus import Prometheus, Series, Span
+from deploy.render.prometheus import Series, Source, Span
 from deploy.render.words import filled_in, legend, number
 
 COLUMNS = 24
@@ -42,7 +42,7 @@ class Data:
         return not self.series
 
 
-def draw(board: Mapping[str, Any], prometheus: Prometheus, span: Span, scrape_interval: float) -> Figure:
+def draw(board: Mapping[str, Any], prometheus: Source, span: Span, scrape_interval: float) -> Figure:
     """Raises PrometheusError."""
     panels = board["panels"]
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels) + 2
@@ -72,7 +72,7 @@ def draw(board: Mapping[str, Any], prometheus: Prometheus, span: Span, scrape_in
     return figure
 
 
-def _ask(panel: Mapping[str, Any], prometheus: Prometheus, span: Span, rate_interval: float) -> Data:
+def _ask(panel: Mapping[str, Any], prometheus: Source, span: Span, rate_interval: float) -> Data:
     found: list[tuple[str, Series]] = []
     for target in panel["targets"]:
         query = filled_in(target["expr"], rate_interval)
@@ -130,7 +130,7 @@ def _timeseries(axes: Axes, panel: Mapping[str, Any], data: Data, span: Span) ->
     else:
         for (name, series), colour in zip(data.series, colours, strict=True):
             axes.plot(
-                *_broken(series, span), label=name, linewidth=1.4, color=colour, marker="o", markersize=1.5
+                *broken(series, span), label=name, linewidth=1.4, color=colour, marker="o", markersize=1.5
             )
         top = max(value for _, series in data.series for _, value in series.points)
         for step in defaults["thresholds"]["steps"][1:]:
@@ -178,10 +178,13 @@ def _table(axes: Axes, panel: Mapping[str, Any], data: Data, span: Span) -> None
     wide = [max(len(str(line[place])) for line in [heads, *lines]) for place in range(len(heads))]
     text = [heads, *sorted(lines)]
     for place, line in enumerate(text[:12]):
-        shown = "  ".join(word.ljust(size) for word, size in zip(line, wide, strict=True))
         axes.text(
-            *(0, 0.95 - place / 12, shown),
-            **{"family": "monospace", "fontsize": 8, "weight": "bold" if place == 0 else "normal"},
+            0,
+            0.95 - place / 12,
+            "  ".join(word.ljust(size) for word, size in zip(line, wide, strict=True)),
+            family="monospace",
+            fontsize=8,
+            weight="bold" if place == 0 else "normal",
             transform=axes.transAxes,
         )
 
@@ -197,14 +200,13 @@ _PAINTERS: dict[str, Callable[[Axes, Mapping[str, Any], Data, Span], None]] = {
 def _legend(axes: Axes) -> None:
     handles, names = axes.get_legend_handles_labels()
     axes.legend(
-        *(handles[:MOST_LEGENDS], names[:MOST_LEGENDS]),
-        **{
-            "loc": "upper center",
-            "bbox_to_anchor": (0.5, -0.11),
-            "ncols": 4,
-            "fontsize": 7,
-            "frameon": False,
-        },
+        handles[:MOST_LEGENDS],
+        names[:MOST_LEGENDS],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.11),
+        ncols=4,
+        fontsize=7,
+        frameon=False,
     )
 
 
@@ -223,7 +225,7 @@ def _columns(series: Series) -> tuple[list[float], list[float]]:
     return [_time(time) for time, _ in series.points], [value for _, value in series.points]
 
 
-def _broken(series: Series, span: Span) -> tuple[list[float], list[float]]:
+def broken(series: Series, span: Span) -> tuple[list[float], list[float]]:
     """Columns, without a line across what is missing."""
     times, values = [], []
     before = series.points[0][0]

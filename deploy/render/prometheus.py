@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import httpx
 
@@ -23,14 +24,22 @@ class Span:
     step: float
 
 
+class Source(Protocol):
+    """What pictures are drawn from."""
+
+    def over(self, query: str, span: Span) -> Sequence[Series]: ...
+
+    def at(self, query: str, time: float) -> Sequence[Series]: ...
+
+
 class PrometheusError(Exception):
     """The Prometheus does not answer, or not with data."""
 
 
 class Prometheus:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
         """`url`: such as http://127.0.0.1:9090."""
-        self._client = httpx.Client(base_url=url, timeout=30)
+        self._client = httpx.Client(base_url=url, timeout=30, transport=transport)
 
     def over(self, query: str, span: Span) -> list[Series]:
         """Raises PrometheusError."""

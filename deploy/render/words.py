@@ -28,8 +28,11 @@ def number(value: float, unit: str, decimals: int | None = None) -> str:
     if unit == "s" and value:
         size, name = next((pair for pair in reversed(_TIMES) if abs(value) >= pair[0]), _TIMES[0])
         return f"{_digits(value / size)} {name}"
+    if unit == "s":
+        return "0"
     text = _digits(value) if decimals is None else f"{value:.{decimals}f}"
-    return f"{text} {_SUFFIXES.get(unit, unit)}".strip()
+    # As in MB: a prefix and its unit are one word.
+    return f"{text}{'' if text[-1].isalpha() and unit == 'bytes' else ' '}{_SUFFIXES.get(unit, unit)}".strip()
 
 
 def _digits(value: float) -> str:

@@ -38,7 +38,7 @@ def status(
     if as_json:
         sys.stdout.write(_ADAPTER.dump_json(view, indent=2).decode() + "\n")
     elif view.running:
-        _show(Console(highlight=False), view)
+        show(Console(highlight=False), view)
     else:
         Console(highlight=False).print(
             f"No stack runs here (state directory {escape(str(state_dir))}). Start one: moebius up",
@@ -48,7 +48,8 @@ def status(
         raise typer.Exit(1)
 
 
-def _show(console: Console, view: StackView) -> None:
+def show(console: Console, view: StackView) -> None:
+    """Of a stack that runs."""
     assert view.gateway is not None
     ready = (
         "[green]ready[/green]"
@@ -63,6 +64,10 @@ def _show(console: Console, view: StackView) -> None:
         table.add_row(*_row(worker))
     console.print(table)
     for worker in view.workers:
+        if worker.fallback_level:
+            console.print(
+                f"\n{worker.name}: runs on fallback level {worker.fallback_level} ({worker.fallback_name})"
+            )
         if worker.last_fault:
             console.print(f"\n{worker.name}: last fault: {escape(worker.last_fault)}", soft_wrap=True)
             console.print(f"  log: {escape(worker.log)}", soft_wrap=True)

@@ -69,8 +69,8 @@ def up(
         typer.Option(
             min=1,
             max=65535,
-            help="The first of the ports at which Prometheus finds the gateway, the controller and each worker. "
-            "Left out: it finds none.",
+            help="The first of the ports at which Prometheus finds the gateway, the controller and each "
+            "worker. Left out: it finds none.",
         ),
     ] = None,
     log_format: Annotated[

@@ -49,6 +49,8 @@ class WorkerView:
     load_bytes_done: int = 0
     load_bytes_total: int = 0
     last_fault: str = ""
+    fallback_level: int = 0
+    fallback_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,8 @@ async def _view_worker(spec: WorkerSpec, process: ProcessView) -> WorkerView:
         status.load.bytes_done,
         status.load.bytes_total,
         status.last_fault.message,
+        status.fallback_level,
+        status.fallback_name,
     )
 
 

@@ -10,10 +10,11 @@ Nothing here reads a clock or draws a random number.
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from moebius_controller.history import see
 from moebius_controller.policy import Policy, Rung, restart_delay
-from moebius_controller.troubles import HANGS, Case, Nodes, hangs, own_fault, trouble
+from moebius_controller.troubles import HANGS, Case, Nodes, has_any, own_fault, trouble
 from moebius_controller.types import (
     Action,
     Cause,
@@ -52,7 +53,8 @@ class _Look:
 
     def __init__(self, cases: Sequence[Case], policy: Policy, marked_nodes: Collection[str]) -> None:
         self._policy = policy
-        self._ready = Counter(case.seen.group for case in cases if _serves(case, policy))
+        self._hangs = [rung for rung in policy.ladder if rung.when in HANGS]
+        self._ready = Counter(case.seen.group for case in cases if self._serves(case))
         self._marked = set(marked_nodes)
 
     def decide(self, case: Case) -> Action | None:
@@ -120,19 +122,23 @@ class _Look:
             return MarkNode(seen.worker, seen.run, cause, seen.node)
         if self._rolling(case) or seen.held or seen.run <= past.replaced or _loads(seen):
             return None
-        if not _serves(case, self._policy):
+        if not self._serves(case):
             return Replace(seen.worker, seen.run, cause)
         if (seen.health and seen.health.requests) or self._ready[seen.group] <= self._policy.min_ready:
             return None
         self._ready[seen.group] -= 1
         return Replace(seen.worker, seen.run, cause, drain=True)
 
+    def _serves(self, case: Case) -> bool:
+        return case.seen.ready and not has_any(self._hangs, case)
+
     def _give_up(self, case: Case, cause: Cause) -> Action | None:
         seen, past = case.seen, case.past
         if seen.ready or past.given_up_at or not _level_in_effect(case):
             return None
-        retry = f"the next try is in {self._policy.retry_delay:.0f} s"
-        return GiveUp(seen.worker, seen.run, Cause(cause.trouble, f"{cause.reason}; {retry}"))
+        delay = restart_delay(seen.worker, replace(past, given_up_at=case.now), self._policy)
+        reason = f"{cause.reason}; the next try is in {delay:.0f} s"
+        return GiveUp(seen.worker, seen.run, Cause(cause.trouble, reason))
 
 
 def _next_level(case: Case, cause: Cause) -> Action | None:
@@ -146,10 +152,6 @@ def _level_in_effect(case: Case) -> bool:
     """What went wrong went wrong on the level that was set last."""
     health = case.seen.health
     return case.seen.death is not None or health is None or health.level >= case.past.level
-
-
-def _serves(case: Case, policy: Policy) -> bool:
-    return case.seen.ready and not hangs(case, policy.ladder)
 
 
 def _loads(seen: Observation) -> bool:

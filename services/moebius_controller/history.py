@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from moebius_controller.policy import Policy
 from moebius_controller.types import (
@@ -47,17 +48,24 @@ def see(past: Past | None, seen: Observation, policy: Policy, now: float) -> Pas
     if seen.run > past.seen:
         past = replace(past, seen=seen.run, started_at=now, failed_at=0.0)
     if seen.ready:
-        past = replace(past, ready=max(past.ready, seen.run))
+        past = _with(past, ready=max(past.ready, seen.run))
         if now - past.started_at >= policy.healthy_after:
-            past = replace(past, deaths=0, given_up_at=0.0)
+            past = _with(past, deaths=0, given_up_at=0.0)
     failed = seen.death is None and seen.health is not None and seen.health.state is State.FAILED
-    past = replace(
+    past = _with(
         past,
         failed_at=(past.failed_at or now) if failed else 0.0,
         rolling_at=(past.rolling_at or now) if seen.rolling else 0.0,
         gone_at=0.0,
     )
     return _hear(past, seen, policy, now)
+
+
+def _with(past: Past, **changes: Any) -> Past:
+    """`replace`, but nothing new where nothing changes, which is most of the time."""
+    return (
+        past if all(getattr(past, name) == new for name, new in changes.items()) else replace(past, **changes)
+    )
 
 
 def remember(
@@ -90,7 +98,7 @@ def _first_sight(seen: Observation) -> Past:
 
 
 def _other_revision(past: Past, seen: Observation) -> Past:
-    """Which runs were dealt with stays true, and what is known of nodes; the rest was about another worker."""
+    """Which runs were dealt with stays true, and what is known of nodes; the rest was about another one."""
     return Past(
         started=past.started,
         seen=past.seen,

@@ -88,8 +88,8 @@ async def _keep_pods(
 
 
 def _keep_grpc() -> None:
-    """For the process as a whole: what grpc.aio has is ended with the last channel else, and begun anew in the
-    middle of the event loop, where it may wait for the loop itself (github.com/grpc/grpc/pull/40989).
+    """For the process as a whole: what grpc.aio has is ended with the last channel else, and begun anew in
+    the middle of the event loop, where it may wait for the loop itself (github.com/grpc/grpc/pull/40989).
     """
     grpc.aio.init_grpc_aio()
 

@@ -47,7 +47,7 @@ class Rhythm:
 
     @property
     def longest_round(self) -> float:
-        """A longer time between two answers means that this process did not run; no worker answers for that."""
+        """A longer time between two answers means that this process did not run: no fault of the worker."""
         return self.timeout + 2 * self.interval
 
 
@@ -124,9 +124,9 @@ def health_of(status: worker_pb2.Status) -> Health:
         fault_reason=reason_of(fault.reason) if status.HasField("last_fault") else "",
         fault_at=fault.time_ms / 1000,
         engine_restarts=status.restarts,
-        level=getattr(status, "fallback_level", 0),
-        level_name=getattr(status, "fallback_name", ""),
-        levels=getattr(status, "fallback_levels", 0),
+        level=status.fallback_level,
+        level_name=status.fallback_name,
+        levels=status.fallback_levels,
     )
 
 

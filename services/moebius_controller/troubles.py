@@ -30,7 +30,7 @@ class Nodes:
     def __init__(
         self, observations: Sequence[Observation], history: History, policy: Policy, now: float
     ) -> None:
-        self.occupied = frozenset(seen.node for seen in observations if seen.node)
+        self._occupied = frozenset(seen.node for seen in observations if seen.node)
         self._marks: dict[str, float] = {}
         self._faults: dict[str, list[tuple[str, DeviceFault]]] = {}
         for worker, past in history.items():
@@ -55,8 +55,10 @@ class Nodes:
             }
         )
 
-    def faults_elsewhere(self, node: str) -> bool:
-        return any(other != node and self._faults.get(other) for other in self.occupied)
+    def well_elsewhere(self, node: str) -> bool:
+        """There are other nodes, and no run on any of them had errors of the device."""
+        others = self._occupied - {node}
+        return bool(others) and not others & self._faults.keys()
 
 
 def trouble(rung: Rung, case: Case) -> str | None:
@@ -64,8 +66,8 @@ def trouble(rung: Rung, case: Case) -> str | None:
     return _TROUBLES[rung.when](rung, case)
 
 
-def hangs(case: Case, ladder: Sequence[Rung]) -> bool:
-    return any(rung.when in HANGS and trouble(rung, case) is not None for rung in ladder)
+def has_any(rungs: Sequence[Rung], case: Case) -> bool:
+    return any(trouble(rung, case) is not None for rung in rungs)
 
 
 def own_fault(seen: Observation, past: Past) -> DeviceFault | None:
@@ -154,11 +156,9 @@ def _device_lost(rung: Rung, case: Case) -> str | None:
 
 
 def _device_faults(rung: Rung, case: Case) -> str | None:
-    node = case.seen.node
+    accused = _accused(rung, case, lost=False)
     # With no other node to compare with, and none to go to, a kernel's error looks the same.
-    if not case.nodes.occupied - {node} or case.nodes.faults_elsewhere(node):
-        return None
-    return _accused(rung, case, lost=False)
+    return accused if accused is not None and case.nodes.well_elsewhere(case.seen.node) else None
 
 
 def _accused(rung: Rung, case: Case, *, lost: bool) -> str | None:

@@ -70,6 +70,8 @@ class Record:
     generation: Generation
     # As of the generation's start: all attempts must speak its tokens.
     model: ModelInfo
+    # Seconds for which full workers may put it off before it is refused.
+    max_wait: float = 60.0
     delivered: list[int] = field(default_factory=list)
     attempts: int = 0
     # Deaths of workers under it, and those of which it is suspected; both since the last new token.
@@ -81,6 +83,8 @@ class Record:
     alone: bool = False
     quarantines: int = 0
     marks: dict[str, Mark] = field(default_factory=dict)
+    # When a full worker first refused it, on the clock of time.monotonic().
+    refused_at: float | None = None
 
     @property
     def length(self) -> int:
@@ -138,6 +142,8 @@ class Record:
             self.deaths += 1
         else:
             pause = failure.retry_after or REFUSAL_PAUSE
+        if failure.reason is Reason.OVERLOADED and self.refused_at is None:
+            self.refused_at = now
         self.displaced = self.displaced or failure.reason in DEATHS or bool(self.delivered)
         self.marks[failure.worker] = Mark(failure.incarnation, failure.reason, now + pause)
         strike = failure.reason in DEATHS and failure.in_step is not False

@@ -80,6 +80,7 @@ async def _serve(settings: GatewaySettings, listener: socket.socket, admin: sock
         gateway_id=settings.gateway_id,
         silence_timeout=settings.silence_timeout,
         max_waiting=settings.max_waiting,
+        max_wait=settings.max_wait,
         tls=settings.worker_tls,
     )
     lifecycle = Lifecycle()

@@ -50,8 +50,7 @@ def decide(record: Record, failure: Failure | None, workers: Sequence[WorkerView
         return Fail(too_late(record))
     ready = [worker for worker in workers if worker.serves(record.model, record.length)]
     if able := [worker for worker in ready if worker.admits(now) and _resumes(record, worker) <= now]:
-        best = min(_grudge(record, worker) for worker in able)
-        return Place(tuple(worker for worker in able if _grudge(record, worker) == best))
+        return Place(_liked_best(record, able) if record.marks else tuple(able))
     if overload := _overload(record, ready, now):
         return Fail(overload)
     times = [max(_resumes(record, worker), worker.ejected_until) for worker in ready]
@@ -97,6 +96,11 @@ def _resumes(record: Record, worker: WorkerView) -> float:
     return mark.until if mark is not None and mark.incarnation == worker.incarnation else 0.0
 
 
+def _liked_best(record: Record, workers: Sequence[WorkerView]) -> tuple[WorkerView, ...]:
+    best = min(_grudge(record, worker) for worker in workers)
+    return tuple(worker for worker in workers if _grudge(record, worker) == best)
+
+
 def _grudge(record: Record, worker: WorkerView) -> int:
     """How much the request would rather go elsewhere: nothing learnt is held against a new incarnation,
     but one that never died under it is better still."""
@@ -107,16 +111,13 @@ def _grudge(record: Record, worker: WorkerView) -> int:
 
 
 def _overload(record: Record, ready: Sequence[WorkerView], now: float) -> GenerationError | None:
-    """The error if all that could serve it refuse it for now; a displaced request waits instead."""
-    if record.displaced or not ready:
+    """The error if all that could serve it refuse it for longer than it may wait; one that was displaced
+    waits until its deadline."""
+    if record.displaced or not ready or record.refused_at is None:
         return None
     times = [_resumes(record, worker) for worker in ready]
-    full = any(
-        mark.reason is Reason.OVERLOADED
-        for mark in (record.marks.get(worker.address) for worker in ready)
-        if mark is not None
-    )
-    if not full or min(times) <= now:
+    patience = min(record.generation.deadline, record.refused_at + record.max_wait)
+    if min(times) <= max(patience, now):
         return None
     message = f"All workers of model {record.generation.model!r} are full"
     return GenerationError(Reason.OVERLOADED, message, retryable=True, retry_after=min(times) - now)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from moebius_common.build_info import tell_build
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
-from moebius_worker.front.state import WorkerState
+from moebius_worker.front.state import LEVEL_CHANGED, WorkerState
 
 _FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 _NEXT_TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
@@ -29,16 +29,16 @@ _REASONS = [
     for name, value in worker_pb2.Reason.items()
     if value not in (worker_pb2.REASON_UNSPECIFIED, worker_pb2.REASON_POISONED)
 ]
-# Those for which an engine is started again.
-_DEATHS = (worker_pb2.REASON_ENGINE_DEAD, worker_pb2.REASON_ENGINE_STALLED, worker_pb2.REASON_GPU_FAULT)
+# Why an engine is started again.
+_RESTARTS = ("ENGINE_DEAD", "ENGINE_STALLED", "GPU_FAULT", LEVEL_CHANGED)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
     """What became of a request.
 
-    Seconds until its first step, from there to its first token, from there to its last. Tokens of the prompt, and
-    those that were generated here.
+    Seconds until its first step, from there to its first token, from there to its last. Tokens of the prompt,
+    and those that were generated here.
     """
 
     prompt_tokens: int
@@ -169,7 +169,9 @@ class WorkerCollector(Collector):
             ("requests_waiting", stats.waiting, "Requests that wait in the engine for a place"),
             ("requests_in_flight", self._traffic.in_flight, "Requests that gateways wait for"),
             ("gateways", self._traffic.gateways, "Gateways that are attached"),
+            ("experts_idle", state.experts.idle, "Experts of all layers that got no token in these steps"),
             ("engine_silence_seconds", state.silence, "Age of the engine's last sign of progress"),
+            ("fallback_level", state.fallback_level, "Level that the engine runs on; 0 is as configured"),
         )
         for name, level, about in gauges:
             yield GaugeMetricFamily(f"moebius_worker_{name}", about, value=level)
@@ -187,11 +189,19 @@ class WorkerCollector(Collector):
             "Engine processes started after the first, by why the one before ended",
             labels=["reason"],
         )
-        for reason in sorted({*_DEATHS, *state.restarts_by}):
-            name = worker_pb2.Reason.Name(reason).removeprefix("REASON_")
-            restarts.add_metric([name], state.restarts_by[reason])
+        for reason in sorted({*_RESTARTS, *state.restarts_by}):
+            restarts.add_metric([reason], state.restarts_by[reason])
         yield restarts
         yield from _model(state.model or worker_pb2.Model())
+        imbalance = GaugeMetricFamily(
+            "moebius_worker_expert_imbalance",
+            "Of each layer with experts, the tokens of its busiest expert over those of a mean one, in steps "
+            "that were watched",
+            labels=["layer"],
+        )
+        for layer, value in enumerate(state.experts.imbalance):
+            imbalance.add_metric([str(layer)], value)
+        yield imbalance
 
     def _vllm(self, model: worker_pb2.Model) -> Iterator[Metric]:
         stats, totals = self._state.stats, self._state.totals()

@@ -1,16 +1,27 @@
 """The worker's settings."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import SettingsConfigDict
 
 from moebius_common.address import Address
 from moebius_common.cpus import cpu_count
 from moebius_common.logs import LogFormat
 from moebius_common.settings import Seconds, ServiceSettings
+from moebius_worker.fallback import DEFAULT_LEVELS, FallbackLevel, overlaid
 from moebius_worker.sim.settings import SimSettings
 
 
@@ -116,6 +127,15 @@ class WorkerSettings(ServiceSettings):
         description="CPU threads of the engine. Left out: as many as CPUs.",
     )
 
+    cuda_graphs: bool = Field(
+        True,
+        description="Whether decode steps become CUDA graphs on a GPU, as far as the preflight lets them.",
+    )
+    kernels: Literal["auto", "reference"] = Field(
+        "auto",
+        description="What computes. auto: what the preflight chooses. reference: PyTorch alone, slow and "
+        "without anything to prove.",
+    )
     exclude_backends: tuple[Annotated[str, Field(pattern=r"^\w+:\w+$")], ...] = Field(
         (),
         description="Kernels that are not used, whatever the preflight finds: operation:backend, separated "
@@ -134,6 +154,18 @@ class WorkerSettings(ServiceSettings):
     max_restart_delay: Seconds = Field(30.0, description="Limit of that delay.")
     healthy_after: Seconds = Field(
         60.0, description="Seconds of being ready after which earlier engine deaths are forgotten."
+    )
+    fallback_levels: tuple[FallbackLevel, ...] = Field(
+        DEFAULT_LEVELS,
+        description="JSON list of {name, settings}: what is given up, step by step, when engines keep "
+        "failing. Level 1 has the settings of the first entry over those configured, level 2 those of the "
+        "second too.",
+    )
+    level_file: Path | None = Field(
+        None,
+        description="File with the level to run on, as the annotation moebius.dev/fallback-level of a pod in "
+        "a Kubernetes downward API volume. It is read for each start of an engine; one that is not ready is "
+        "started again when the level changes. Left out: level 0.",
     )
     drain_timeout: float = Field(
         30.0, ge=0, description="Seconds that SIGTERM or SIGINT lets running requests finish."
@@ -158,7 +190,22 @@ class WorkerSettings(ServiceSettings):
             raise ValueError("--tls-cert and --tls-key go together")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("--tls-client-ca needs --tls-cert")
+        for level in range(1, len(self.fallback_levels) + 1):
+            self.at_level(level)
         return self
+
+    def at_level(self, level: int) -> Self:
+        """As an engine gets them on a fallback level. Raises ValueError if the level's settings are wrong."""
+        levels = self.fallback_levels[:level]
+        plain = self.model_dump(mode="json") | {"fallback_levels": []}
+        try:
+            # As JSON: what a process is given counts, not its environment.
+            return type(self).model_validate_json(json.dumps(overlaid(plain, levels)))
+        except ValidationError as error:
+            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+            raise ValueError(f"--fallback-levels: up to {levels[-1].name!r}: {'; '.join(faults)}") from error
+        except ValueError as error:
+            raise ValueError(f"--fallback-levels: {error}") from error
 
     @property
     def tls(self) -> WorkerTls | None:

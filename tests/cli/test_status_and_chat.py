@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from moebius_cli.main import app
+from moebius_cli.status import show
+from moebius_cli.view import GatewayView, StackView, WorkerView
 from tests.cli.refusal import refused
 from tests.ports import free_port
 
@@ -34,6 +39,21 @@ def test_status_as_json_where_nothing_runs(tmp_path: Path) -> None:
     view = json.loads(output)
     assert view["running"] is False
     assert view["workers"] == []
+
+
+def test_status_tells_of_a_fallback_level() -> None:
+    plain = WorkerView("w0", "127.0.0.1:1", "w0.log", "READY", 1)
+    view = StackView(
+        True,
+        gateway=GatewayView("http://127.0.0.1:8000", 1, True, ""),
+        workers=(plain, replace(plain, name="w1", fallback_level=2, fallback_name="reference-kernels")),
+    )
+    console = Console(file=StringIO(), width=200)
+    show(console, view)
+    assert isinstance(console.file, StringIO)
+    output = console.file.getvalue()
+    assert "w1: runs on fallback level 2 (reference-kernels)" in output
+    assert "w0: runs" not in output
 
 
 def test_status_of_a_damaged_state_directory(tmp_path: Path) -> None:

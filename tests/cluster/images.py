@@ -1,8 +1,8 @@
-"""The images of docker/, packed for a lab cluster without a container engine: the same pinned packages and sources.
+"""The images of docker/, packed for a lab cluster without a container engine: the same packages and sources.
 
     python -m tests.cluster.images --lab PATH OUT       # or with the lab's path in MOEBIUS_LAB
 
-The lab has a Debian 12 base with Python 3.11 and a tool that packs image archives; packages are for that Python.
+The lab has a Debian 12 base with Python 3.11, for which packages are taken, and a tool that packs archives.
 """
 
 import argparse
@@ -20,16 +20,8 @@ ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "docker" / "requirements"
 PRUNE = ROOT / "docker" / "prune.sh"
 TAG = "test"
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
 SITE = "/usr/local/lib/python3.11/dist-packages"
-PACKAGES = tuple(
-    ROOT / path
-    for path in (
-        "proto/moebius_proto",
-        *(f"services/moebius_{name}" for name in ("common", "cluster", "gateway", "worker", "controller")),
-        "services/moebius_cli",
-        "kernels/moebius_kernels",
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -68,14 +60,14 @@ def site(image: Image, out: Path) -> Path:
     shutil.rmtree(part, ignore_errors=True)
     subprocess.run(
         [
-            *(sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"),
-            *("--only-binary", ":all:", "--python-version", "3.11", "--target", str(part)),
+            *(*PIP, "--no-compile", "--only-binary", ":all:", "--python-version", "3.11"),
+            *("--target", str(part)),
             *("--no-deps",) * image.no_deps,
             *("--requirement", str(requirements)),
         ],
         check=True,
     )
-    # What it compiles is for the Python that runs here, if that is another: then it is compiled at each start.
+    # It compiles for the Python that runs here; if that is another, each start compiles again.
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     subprocess.run([str(PRUNE), str(part)], check=True, env=os.environ | {"PATH": path})
     return part.rename(folder)
@@ -97,9 +89,8 @@ def pack(image: Image, lab: Path, base: Path, out: Path) -> Path:
         (root / SITE[1:]).rename(packages)
     own = out / "own"
     shutil.rmtree(own, ignore_errors=True)
-    for package in PACKAGES:
-        shutil.copytree(package, own / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run([sys.executable, "-m", "compileall", "-q", str(own)], check=True)
+    subprocess.run([*PIP, "--no-deps", "--target", str(own), str(ROOT)], check=True)
+    shutil.rmtree(own / "bin")  # its programs name the Python that runs here
     program = out / f"moebius-{image.program}"
     program.write_text(f'#!/bin/sh\nexec python3 -m moebius_{image.program} "$@"\n')
     program.chmod(0o755)
@@ -117,7 +108,9 @@ def pack(image: Image, lab: Path, base: Path, out: Path) -> Path:
 def build(lab: Path, out: Path) -> list[Path]:
     """Packs all images; returns their archives."""
     out.mkdir(parents=True, exist_ok=True)
-    base = Path(os.environ.get("LAB_DIR") or "~/.cache/kube-lab").expanduser() / "cache" / "rootfs-bookworm.tar"
+    base = (
+        Path(os.environ.get("LAB_DIR") or "~/.cache/kube-lab").expanduser() / "cache" / "rootfs-bookworm.tar"
+    )
     if not base.exists():
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run([str(lab), "rootfs", folder], check=True)

@@ -120,7 +120,9 @@ def test_a_kill_names_the_silence_or_the_stall() -> None:
 
 def test_giving_up_says_why_and_what_comes() -> None:
     said = only(lives(State.FAILED), ALIVE)
-    reason = "its engine cannot be started: no such tensor; the next try is in 60 s"
+    assert said is not None
+    delay = restart_delay("w", replace(ALIVE, given_up_at=NOW), POLICY)
+    reason = f"its engine cannot be started: no such tensor; the next try is in {delay:.0f} s"
     assert said == GiveUp("w", 3, Cause(Trouble.FAILED, reason))
     loop = only(gone(), died(ago=1, deaths=6))
     assert loop is not None

@@ -28,8 +28,33 @@ async def test_backpressure_goes_elsewhere_and_never_strikes_or_ejects() -> None
         assert not any(view.on_trial for view in it.gateway.workers())
 
 
-async def test_full_everywhere_is_said_at_once() -> None:
+async def test_full_everywhere_is_waited_for() -> None:
     async with cluster(2) as it:
+        for worker in it.workers:
+            worker.refusal = refusal(pb.REASON_OVERLOADED, seconds=0.2)
+        task = asyncio.create_task(consume(it.gateway, generation(max_tokens=3)))
+        await until(lambda: it.submits() >= 4)
+        assert it.gateway.metric("streams_waiting") == 1
+        for worker in it.workers:
+            worker.refusal = None
+        assert tuple((await task).tokens) == undisturbed((5, 6, 7), 1, 3)
+        assert it.submits() <= 6, "no storm"
+
+
+async def test_full_everywhere_for_too_long_is_said() -> None:
+    async with cluster(2, max_wait=0.7) as it:
+        for worker in it.workers:
+            worker.refusal = refusal(pb.REASON_OVERLOADED, seconds=0.2)
+        before = time.monotonic()
+        with pytest.raises(GenerationError) as failed:
+            await consume(it.gateway, generation())
+        assert 0.4 < time.monotonic() - before < 1.2
+        assert failed.value.reason is Reason.OVERLOADED
+        assert it.gateway.idle()
+
+
+async def test_full_everywhere_with_no_hope_is_said_at_once() -> None:
+    async with cluster(2, max_wait=4.0) as it:
         for worker in it.workers:
             worker.refusal = refusal(pb.REASON_OVERLOADED, seconds=5.0)
         before = time.monotonic()

@@ -5,7 +5,6 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -97,21 +96,22 @@ def attach(link: Link, number: int, load: int) -> None:
     link._changed()
 
 
+def fleet_of(count: int) -> Gateway:
+    addresses = tuple(f"10.0.{i // 250}.{i % 250}:1" for i in range(count))
+
+    async def build() -> Gateway:
+        built = Gateway(DispatcherOptions(workers=addresses))
+        rng = random.Random(1)
+        for number, link in enumerate(built._links.values()):
+            attach(link, number, rng.randrange(64))
+        return built
+
+    return asyncio.run(build())
+
+
 @pytest.fixture(scope="module")
-def thousand() -> Iterator[Gateway]:
-    loop = asyncio.new_event_loop()
-    addresses = tuple(f"10.0.{i // 250}.{i % 250}:1" for i in range(1000))
-    with asyncio.Runner() as runner:
-
-        async def build() -> Gateway:
-            built = Gateway(DispatcherOptions(workers=addresses))
-            rng = random.Random(1)
-            for number, link in enumerate(built._links.values()):
-                attach(link, number, rng.randrange(64))
-            return built
-
-        yield runner.run(build())
-    loop.close()
+def thousand() -> Gateway:
+    return fleet_of(1000)
 
 
 async def decide(built: Gateway, prompt: tuple[int, ...]) -> tuple[Link, float]:
@@ -133,13 +133,14 @@ def prompts(count: int) -> list[tuple[int, ...]]:
     return [(rng.choice(systems) if i % 4 else tails[-i]) + tail for i, tail in enumerate(tails)]
 
 
-def test_a_decision_among_a_thousand_takes_below_200_microseconds(thousand: Gateway) -> None:
-    async def measure() -> float:
-        costs = [(await decide(thousand, prompt))[1] for prompt in prompts(300)]
-        return statistics.quantiles(costs, n=100)[98]
+def test_a_decision_among_a_thousand_takes_below_200_microseconds() -> None:
+    async def measure(built: Gateway) -> list[float]:
+        return [(await decide(built, prompt))[1] for prompt in prompts(300)]
 
-    # Some time or other: what else runs on the machine is not what is measured.
-    assert any(asyncio.run(measure()) < 200e-6 for _ in range(10))
+    # The least of three for each: what else runs on the machine is not what is measured.
+    rounds = [asyncio.run(measure(fleet_of(1000))) for _ in range(3)]
+    costs = [min(times) for times in zip(*rounds, strict=True)]
+    assert statistics.quantiles(costs, n=100)[98] < 200e-6
 
 
 def test_a_decision_looks_at_few(thousand: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,19 @@ async def test_ready_with_a_worker_and_not_without(gateway: Gateway) -> None:
     }
 
 
+async def test_requests_are_accepted_as_long_as_a_model_is_known(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        for gateway.backend.is_ready in (True, False):
+            assert (await client.get("/accepting")).json() == {"status": "accepting"}
+    async with running_gateway(ScriptedBackend()) as other, other.client() as client:
+        await until_ready(other)
+        other.lifecycle.draining = True
+        stopping = await client.get("/accepting")
+        assert (stopping.status_code, stopping.json()) == (503, {"status": "not accepting"})
+    async with running_gateway(ScriptedBackend(known=[])) as empty, empty.client() as client:
+        assert (await client.get("/accepting")).status_code == 503
+
+
 async def test_not_ready_before_any_worker_has_spoken() -> None:
     async with running_gateway(ScriptedBackend(known=[])) as gateway, gateway.client() as client:
         response = await client.get("/readyz")

@@ -7,15 +7,16 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from moebius_gateway.journal import Submission
-from moebius_gateway.types import GenerationError, ModelInfo, Reason, Sampling
+from moebius_gateway.journal import Record, Submission
+from moebius_gateway.types import GenerationError, ModelInfo, Reason, Sampling, Tokens
 from moebius_gateway.workers import wire
+from moebius_gateway.workers.attempt import Attempt
 from moebius_gateway.workers.catalog import MAX_UNSERVED, Catalog
 from moebius_gateway.workers.link import Link, LinkLostError
 from moebius_gateway.workers.routing import prefix_blocks
 from moebius_gateway.workers.view import WorkerState
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gateway.dispatching import Seen, cluster, consume, gateway, generation, until
+from tests.gateway.dispatching import MODEL, Seen, cluster, consume, gateway, generation, until
 from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
 
 FILES = (("tokenizer.json", b"{}" * 100_000), ("chat_template.jinja", b"{{ messages }}"))
@@ -205,6 +206,28 @@ async def test_stale_frames_find_nobody() -> None:
         await task
         assert tuple(seen.tokens) == undisturbed((5, 6, 7), 1, 30)
         assert it.gateway.idle()
+
+
+async def test_a_first_token_is_passed_on_before_the_others_of_its_step() -> None:
+    async with gateway(1) as built:
+        [link] = built._links.values()
+        order: list[int] = []
+
+        async def read(attempt: Attempt) -> None:
+            while isinstance(await attempt.next(), Tokens):
+                order.append(attempt.handle)
+
+        submissions = [Record(generation(), MODEL).submit(handle, 0.0) for handle in range(1, 5)]
+        attempts = [link.submit(submission, (), time.monotonic() + 20) for submission in submissions]
+        reading = [asyncio.create_task(read(attempt)) for attempt in attempts]
+        for handles in ([1, 3], [1, 2, 3, 4], [1, 2, 3, 4]):
+            await asyncio.sleep(0)
+            link._take(pb.WorkerFrame(deltas=[pb.Delta(handle=h, token_ids=[5]) for h in handles]))
+            await asyncio.sleep(0)
+        assert order == [1, 3, 2, 4, 1, 3, 1, 2, 3, 4]
+        for task in reading:
+            task.cancel()
+        link._attempts.clear()
 
 
 async def test_an_unattached_worker_is_no_reason_to_hang() -> None:

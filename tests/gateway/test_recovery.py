@@ -137,13 +137,41 @@ def test_refused_it_tries_the_others_and_holds_nothing_against_the_worker(reason
     assert placed(after(what, workers=[worker("a"), worker("b")], later=3.0)) == ["a", "b"]
 
 
-def test_full_everywhere_fails_fast_and_says_when_to_come_back() -> None:
+def test_full_everywhere_waits_until_there_may_be_room() -> None:
+    full = [failure(Reason.OVERLOADED, name, retry_after=delay) for name, delay in (("a", 9.0), ("b", 3.0))]
+    workers = [worker("a"), worker("b"), worker("c", WorkerState.LOADING)]
+    what = record()
+    assert wait(what, after(what, *full, workers=workers)) == pytest.approx(3.0)
+    assert placed(after(what, workers=workers, later=3.0)) == ["b"]
+
+
+def test_full_everywhere_for_longer_than_it_may_wait_is_said_at_once() -> None:
     full = [failure(Reason.OVERLOADED, name, retry_after=3.0) for name in ("a", "b")]
     workers = [worker("a"), worker("b"), worker("c", WorkerState.LOADING)]
-    failed = error(after(record(), *full, workers=workers))
+    what = record()
+    what.max_wait = 2.0
+    failed = error(after(what, *full, workers=workers))
     assert failed.reason is Reason.OVERLOADED
     assert failed.retryable
     assert failed.retry_after == pytest.approx(3.0)
+
+
+def test_full_again_and_again_is_said_when_it_has_waited_long_enough() -> None:
+    what = record()
+    what.max_wait = 5.0
+    full = failure(Reason.OVERLOADED, retry_after=3.0)
+    assert wait(what, after(what, full, workers=[worker("a")])) == pytest.approx(3.0)
+    assert placed(after(what, workers=[worker("a")], later=3.0)) == ["a"]
+    again = what.generation.deadline - 1000.0 + 3.0
+    what.note(full, again)
+    assert error(decide(what, full, [worker("a")], again)).retry_after == pytest.approx(3.0)
+
+
+def test_full_beyond_its_deadline_is_said_at_once() -> None:
+    what = record()
+    full = failure(Reason.OVERLOADED, retry_after=2000.0)
+    what.max_wait = 5000.0
+    assert error(after(what, full, workers=[worker("a")])).reason is Reason.OVERLOADED
 
 
 @pytest.mark.parametrize("reason", [Reason.DRAINING, Reason.NOT_READY])

@@ -29,10 +29,10 @@ def triton() -> Operations:
     return Operations(**chosen)
 
 
-def load(path: Path, device: str) -> ModelRunner:
+def load(path: Path, device: str, dtype: str = "bfloat16") -> ModelRunner:
     options = RunnerOptions(
         device=device,
-        dtype="bfloat16" if device == "cuda" else "float32",
+        dtype=dtype,
         kv_cache_bytes=4 << 20,
         expand_weights=device == "cpu",
         max_running=4,
@@ -71,18 +71,25 @@ def logits_of(runner: ModelRunner) -> torch.Tensor:
 
 @pytest.mark.parametrize("path", [*CHECKPOINTS, *GGUF], ids=lambda path: path.name)
 def test_logits_are_the_cpus(path: Path) -> None:
-    expected = logits_of(load(path, "cpu"))
+    expected = logits_of(load(path, "cpu", "float32"))
+    # bf16 on one side; a router may send a token elsewhere. Some models with random weights are so unsteady
+    # that bf16 alone changes much.
+    limit = max(0.1, 2 * _distance(logits_of(load(path, "cpu")), expected))
     for operations, graphs in ((REFERENCE, False), (triton(), False), (triton(), True)):
         runner = load(path, "cuda")
         runner.bind(operations)
         if graphs:
             runner.capture(lambda size: size <= 4, lambda *_: None)
         found = logits_of(runner)
-        # bf16 on one side; a router may send a token elsewhere.
-        errors = (found - expected).abs().amax(-1) / expected.std()
-        print(path.name, operations is REFERENCE, graphs, [round(float(e), 3) for e in errors.flatten()])
-        assert errors.median() < 0.1, f"{'graphs' if graphs else 'eager'}: {errors.median():.3f}"
+        error = _distance(found, expected)
+        print(path.name, operations is REFERENCE, graphs, f"{error:.3f} of {limit:.3f}")
+        assert error < limit, "graphs" if graphs else "eager"
         del runner
+
+
+def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of most rows, relative to how far logits lie apart."""
+    return float(((found - expected).abs().amax(-1) / expected.std()).median())
 
 
 @pytest.mark.parametrize("path", CHECKPOINTS[:2], ids=lambda path: path.name)

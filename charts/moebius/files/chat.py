@@ -3,6 +3,7 @@
 import json
 import os
 import ssl
+import sys
 import urllib.request
 
 url, key = os.environ["URL"], os.environ.get("API_KEY")
@@ -24,4 +25,4 @@ for model in models:
     messages = [{"role": "user", "content": "Say hello."}]
     answer = ask("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 8})
     assert answer["usage"]["completion_tokens"] > 0, answer
-    print(model, answer["choices"][0]["message"]["content"])
+    sys.stdout.write(f"{model}: {answer['choices'][0]['message']['content']}\n")

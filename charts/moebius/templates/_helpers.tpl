@@ -1,13 +1,8 @@
-{{/* The prefix of all names. */}}
+{{/* The prefix of all names. Names of Services have no dots and do not begin with a digit; those of releases may. */}}
 {{- define "moebius.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
-{{- else if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
-{{- end -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- regexReplaceAll "^([0-9])" (default $full .Values.fullnameOverride | replace "." "-") "m${1}" | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
 {{/* A name with a suffix: (list $ SUFFIX). At most 52 characters, since a StatefulSet's pods carry its name and 11 more

@@ -53,14 +53,14 @@ moebius.dev/model: {{ index . 1 }}
 {{- set $affinity "nodeAffinity" $node | toYaml -}}
 {{- end -}}
 
-{{/* What is asked by a worker's probe: (list $ SERVICE PATH VALUES). gRPC where the version has it, else HTTP. */}}
+{{/* A worker's probe: (list $ VALUES SERVICE PATH PROBE). gRPC where the version has it, which speaks no TLS; else HTTP. */}}
 {{- define "moebius.workerProbe" -}}
-{{- if semverCompare ">=1.24.0-0" (index . 0).Capabilities.KubeVersion.Version -}}
-grpc: {port: 7601, service: {{ index . 1 }}}
+{{- if and (semverCompare ">=1.24.0-0" (index . 0).Capabilities.KubeVersion.Version) (not (index . 1).settings.tls_cert) -}}
+grpc: {port: 7601, service: {{ index . 2 }}}
 {{- else -}}
-httpGet: {path: {{ index . 2 }}, port: metrics}
+httpGet: {path: {{ index . 3 }}, port: metrics}
 {{- end }}
-{{ toYaml (index . 3) }}
+{{ toYaml (index . 4) }}
 {{- end -}}
 
 {{/* Failures of the startup probe that cover the load budget: (list NAME VALUES). */}}

@@ -7,7 +7,7 @@ from moebius_gateway.api.errors import ApiError
 from moebius_gateway.auth.key_ring import KeyRing
 
 # For probes; they tell nothing that is worth a key.
-OPEN = frozenset({"/livez", "/healthz", "/readyz", "/health"})
+OPEN = frozenset({"/livez", "/healthz", "/readyz", "/health", "/accepting"})
 
 
 def authenticate(headers: Headers, keys: KeyRing) -> Client:

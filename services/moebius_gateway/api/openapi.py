@@ -88,8 +88,15 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /health": Operation(
         "The same, where serving engines have it", "ReadinessAnswer", {503: "none can be"}
     ),
+    "GET /accepting": Operation(
+        "200 when requests should come here: those without a worker wait", "AcceptingAnswer", {503: "not now"}
+    ),
     "GET /openapi.json": Operation("This document", "Document", {}),
 }
+
+
+# What probes answer with 503.
+UNREADY = {"/readyz": "ReadinessAnswer", "/health": "ReadinessAnswer", "/accepting": "AcceptingAnswer"}
 
 
 class RequestSchemas(GenerateJsonSchema):
@@ -178,8 +185,8 @@ def _operation(path: str, operation: Operation, body: Any) -> Json:
 
 
 def _refusal(path: str, status: int) -> Json:
-    if path in ("/readyz", "/health") and status == 503:
-        return _named("ReadinessAnswer")
+    if path in UNREADY and status == 503:
+        return _named(UNREADY[path])
     return _named("AnthropicError" if is_anthropic(path) else "Error")
 
 

@@ -114,6 +114,7 @@ ANSWERS: dict[str, Json] = {
     "ModelsAnswer": _object(object=_const("list"), data=_list(_MODEL), has_more=FLAG),
     "AliveAnswer": _object(status=_const("alive")),
     "ReadinessAnswer": _object(status=_one_of("ready", "not ready"), models=_list(NAME), reasons=_list(TEXT)),
+    "AcceptingAnswer": _object(status=_one_of("accepting", "not accepting")),
     "Error": _object(
         error=_object(message=NAME, type=NAME, param=_or_null(TEXT), code=_or_null(NAME)),
     ),

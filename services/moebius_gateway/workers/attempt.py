@@ -25,6 +25,7 @@ class Attempt:
         "_failure",
         "_timer",
         "_tokens",
+        "begun",
         "handle",
         "kv_tokens",
         "suspect",
@@ -35,6 +36,8 @@ class Attempt:
     ) -> None:
         self.handle = handle
         self.suspect = suspect
+        # Whether a token has come.
+        self.begun = False
         # What it takes of the worker's KV cache that nobody else has there.
         self.kv_tokens = length
         self._deadline = deadline
@@ -47,6 +50,7 @@ class Attempt:
 
     def push(self, tokens: Tokens) -> None:
         self._tokens.append(tokens)
+        self.begun = True
         self.kv_tokens += len(tokens.token_ids) - tokens.cached_tokens
         if tokens.finish_reason is not None and self._timer is not None:
             # Finished in time, however late it is read.

@@ -38,6 +38,8 @@ class DispatcherOptions:
     silence_timeout: float = 5.0
     # Generations that may wait for a worker; those that lost theirs always may.
     max_waiting: int = 1024
+    # For so long full workers may put off a generation that none has taken yet; then it is refused.
+    max_wait: float = 60.0
     # The longest pause between two tries to attach to a worker.
     reconnect_pause: float = 1.0
     # None: workers are spoken to without TLS.
@@ -112,7 +114,7 @@ class Dispatcher:
 
         Closing it (or cancelling the task that iterates) cancels at the worker. Raises GenerationError.
         """
-        record = Record(generation, self._known_model(generation))
+        record = Record(generation, self._known_model(generation), self._options.max_wait)
         blocks = routing.prefix_blocks(generation.prompt_ids, generation.model)
         failure: Failure | None = None
         with Losses(self._metrics) as losses:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -236,11 +236,12 @@ class Link:
     def _take(self, frame: pb.WorkerFrame) -> None:
         """A whole frame in one pass. Handles that are not known belong to attempts that were given up."""
         self._heard = True
-        for delta in frame.deltas:
-            if (attempt := self._attempts.get(delta.handle)) is not None:
-                attempt.push(tokens := wire.tokens(delta))
-                if tokens.finish_reason is not None:
-                    del self._attempts[delta.handle]
+        for attempt, delta in self._addressed(frame.deltas):
+            if delta.handle not in self._attempts:
+                continue  # it has ended within this frame
+            attempt.push(tokens := wire.tokens(delta))
+            if tokens.finish_reason is not None:
+                del self._attempts[delta.handle]
         if frame.deltas and self._health.losses:
             self._health = Health()
             self._changed()
@@ -257,6 +258,11 @@ class Link:
         # After the failures, which belong to the incarnation before.
         if frame.HasField("status"):
             self._take_status(frame.status)
+
+    def _addressed(self, deltas: Iterable[pb.Delta]) -> list[tuple[Attempt, pb.Delta]]:
+        """First those that bring a first token: what is taken first is sent first, and others wait less."""
+        known = [(attempt, delta) for delta in deltas if (attempt := self._attempts.get(delta.handle))]
+        return sorted(known, key=_has_begun)
 
     def _take_status(self, status: pb.Status) -> None:
         before, self._status = self._status, status
@@ -331,3 +337,7 @@ class Link:
             # The next one may try.
             self._changed()
         return attempt
+
+
+def _has_begun(addressed: tuple[Attempt, pb.Delta]) -> bool:
+    return addressed[0].begun

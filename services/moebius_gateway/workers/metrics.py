@@ -8,7 +8,7 @@ from moebius_gateway.workers.losses import OUTCOMES
 from moebius_gateway.workers.view import WorkerState, WorkerView
 
 REJOINED = "REJOINED"
-RECOVERY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
+RECOVERY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 20, 25, 30, 45, 60, 120, 300)
 ROUTING_SECONDS = (0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.0025, 0.01)
 
 

@@ -83,7 +83,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     from moebius_worker.engine.sampler import sample
     from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
     from moebius_worker.preflight.examine import Wanted
-    from moebius_worker.preflight.prepare import prepare
+    from moebius_worker.preflight.prepare import prepare, references_alone
 
     options = RunnerOptions(
         device=settings.device,
@@ -99,16 +99,20 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         dummy_weights=dummy_form(settings.load_format),
     )
     # Before the weights take the memory.
-    kernels = prepare(
-        checkpoint,
-        Wanted(options, excluded=settings.exclude_backends),
-        flights,
-        lambda phase, done, total: progress(phase, 0, 0),
-    )
+    if settings.kernels == "reference":
+        kernels = references_alone(settings.exclude_backends)
+    else:
+        kernels = prepare(
+            checkpoint,
+            Wanted(options, excluded=settings.exclude_backends),
+            flights,
+            lambda phase, done, total: progress(phase, 0, 0),
+        )
     runner = ModelRunner.load(checkpoint, options, progress)
     runner.bind(kernels.operations)
     if kernels.plan.choices:
-        runner.capture(kernels.plan.capturable, progress)
+        if settings.cuda_graphs:
+            runner.capture(kernels.plan.capturable, progress)
         kernels.warm_up(runner, lambda phase, done, total: progress(phase, 0, 0))
     config = SchedulerConfig(
         runner.layout,
@@ -135,6 +139,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         faults=FaultInjector(settings.inject_faults),
         device_errors=(torch.AcceleratorError,),
         late_compilations=lambda: kernels.late_compilations,
+        expert_use=runner.expert_use,
     )
     model = worker_pb2.Model(
         architecture=runner.architecture,

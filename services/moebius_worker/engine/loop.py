@@ -76,9 +76,10 @@ class EngineLoop:
         faults: FaultInjector,
         device_errors: tuple[type[Exception], ...] = (),
         late_compilations: Callable[[], int] = lambda: 0,
+        expert_use: Callable[[], engine_pb2.ExpertUse | None] = lambda: None,
     ) -> None:
         """`device_errors`: after one of these no step can succeed in this process. `late_compilations`: of
-        kernels, since it serves."""
+        kernels, since it serves. `expert_use`: what there is to tell since it was asked last."""
         self._pipe = pipe
         self._runner = runner
         self._scheduler = scheduler
@@ -89,6 +90,7 @@ class EngineLoop:
         self._faults = faults
         self._device_errors = device_errors
         self._late_compilations = late_compilations
+        self._expert_use = expert_use
         # The handles of the last StepBegin.
         self._announced: frozenset[int] = frozenset()
         # Of requests that were not taken since the last StepEnd.
@@ -285,7 +287,9 @@ class EngineLoop:
         step: engine_pb2.ComputedStep | None = None,
     ) -> None:
         failures = [*self._refusals, *failures]
-        end = engine_pb2.StepEnd(deltas=deltas, failures=failures, stats=self.stats(), step=step)
+        end = engine_pb2.StepEnd(
+            deltas=deltas, failures=failures, stats=self.stats(), step=step, experts=self._expert_use()
+        )
         self._refusals.clear()
         self._pipe.send(engine_pb2.EngineFrame(end=end))
         self._last_end = time.monotonic()

@@ -11,9 +11,11 @@ import torch
 from moebius_kernels.attention_plan import MAX_GROUP_KEYS
 from moebius_kernels.kv_pages import KvFormat
 from moebius_kernels.operations import Operations
+from moebius_proto.worker.v1 import engine_pb2
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.decode_graphs import DecodeGraphs, graph_sizes
+from moebius_worker.engine.expert_load import ExpertLoad
 from moebius_worker.engine.layer_caches import allocate_caches, enter_states, leave_states
 from moebius_worker.engine.memory import (
     GPU_SHARE,
@@ -123,6 +125,7 @@ class ModelRunner:
                 max_model_len=plan.max_model_len,
             )
         self._graphs: DecodeGraphs | None = None
+        self._experts = ExpertLoad()
 
     @classmethod
     def load(
@@ -197,6 +200,17 @@ class ModelRunner:
             graphs.capture(sizes, progress)
             self._graphs = graphs
 
+    def expert_use(self) -> engine_pb2.ExpertUse | None:
+        """How evenly the experts are used, if enough was seen since this was asked last."""
+        return self._experts.take()
+
+    def warm_up_draws(self) -> None:
+        """Compiles what random draws from its logits need."""
+        if self._place.device.type == "cuda":
+            from moebius_worker.engine.draw_on_device import warm_up
+
+            warm_up(self.vocab_size, self._place.device)
+
     def _compute(
         self, slices: Sequence[Slice], progress: Callable[[], None]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -209,11 +223,24 @@ class ModelRunner:
                 # A norm makes NaN of what is not finite. So the device need not be waited for twice.
                 return decoded.logits, None
             return decoded.logits[rows], decoded.finite
-        hidden = self._model.forward(self._inputs.context(slices), progress)
+        hidden = self._forward(slices, progress)
         ends = accumulate(len(piece.token_ids) for piece in slices)
         sampled = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
         chosen = torch.tensor(sampled, dtype=torch.int64, device=self._place.device)
         return self._model.logits(hidden[chosen]), hidden.isfinite().all(dim=-1)
+
+    def _forward(self, slices: Sequence[Slice], progress: Callable[[], None]) -> torch.Tensor:
+        """Hidden states; now and then with an eye on the experts."""
+        context = self._inputs.context(slices)
+        if not self._experts.due():
+            return self._model.forward(context, progress)
+        ops = self._model.ops
+        with self._experts.watched(ops) as watched:
+            self._model.bind(watched)
+            try:
+                return self._model.forward(context, progress)
+            finally:
+                self._model.bind(ops)
 
 
 def _faulty(slices: Sequence[Slice], finite: Sequence[bool]) -> Iterator[int]:

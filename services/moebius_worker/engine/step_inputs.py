@@ -92,7 +92,7 @@ class DeviceInputs:
             )
             for window in specs.windows
         }
-        # Token ids, and after them positions; where these are depends on how many there are, and on that alone.
+        # Token ids, and after them positions: where these begin depends on how many rows there are, alone.
         self._rows = torch.zeros(2 * max_rows, dtype=torch.int64, device=place.device)
         # Of decodes: whether a row does not exist, and the slot of its state.
         self.absent = torch.zeros(max_requests, dtype=torch.bool, device=place.device)

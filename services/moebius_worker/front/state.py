@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 
+# No reason of the protocol: the engine was ended for one on another fallback level.
+LEVEL_CHANGED = "LEVEL_CHANGED"
+
 
 @dataclass
 class WorkerState:
@@ -14,7 +17,9 @@ class WorkerState:
     worker_id: str = field(default_factory=lambda: secrets.token_hex(4))
     # Engine processes that were started, and those after the first by why the one before ended.
     starts: int = 0
-    restarts_by: Counter[worker_pb2.Reason] = field(default_factory=Counter)
+    restarts_by: Counter[str] = field(default_factory=Counter)
+    # Why the last engine ended: a reason's name, or LEVEL_CHANGED.
+    ended_by: str = ""
     phase: worker_pb2.State = worker_pb2.STATE_LOADING
     draining: bool = False
     engine_pid: int = 0
@@ -24,6 +29,12 @@ class WorkerState:
     # Seconds since the engine's last frame.
     silence: float = 0.0
     last_fault: worker_pb2.Fault | None = None
+    # Of the engine that was started last, and how many levels there are besides 0.
+    fallback_level: int = 0
+    fallback_name: str = ""
+    fallback_levels: int = 0
+    # What the engine last told of its experts.
+    experts: engine_pb2.ExpertUse = field(default_factory=engine_pb2.ExpertUse)
     # Of the last engine that was ready, and the tokenizer's files with it.
     model: worker_pb2.Model | None = None
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
@@ -41,8 +52,8 @@ class WorkerState:
         return max(0, self.starts - 1)
 
     def engine_started(self, pid: int) -> None:
-        if self.starts and self.last_fault is not None:
-            self.restarts_by[self.last_fault.reason] += 1
+        if self.starts:
+            self.restarts_by[self.ended_by] += 1
         self.starts += 1
         self.engine_pid = pid
         self.phase = worker_pb2.STATE_LOADING
@@ -60,11 +71,18 @@ class WorkerState:
     def engine_ended(self, reason: worker_pb2.Reason, message: str, *, permanent: bool) -> None:
         self.phase = worker_pb2.STATE_FAILED if permanent else worker_pb2.STATE_RESTARTING
         self.engine_pid = 0
+        self.ended_by = worker_pb2.Reason.Name(reason).removeprefix("REASON_")
         self.earlier = self.totals()
         self.stats = engine_pb2.EngineStats()
         self.last_fault = worker_pb2.Fault(
             reason=reason, message=message, time_ms=time.time_ns() // 1_000_000
         )
+
+    def engine_replaced(self) -> None:
+        """One that was not ready was ended for another, which is started at once: nobody's fault."""
+        self.phase = worker_pb2.STATE_RESTARTING
+        self.ended_by = LEVEL_CHANGED
+        self.engine_pid = 0
 
     def totals(self) -> engine_pb2.EngineStats:
         """Only the counters: over all engines of this worker."""
@@ -94,4 +112,7 @@ class WorkerState:
             last_fault=self.last_fault,
             pid=self.pid,
             engine_pid=self.engine_pid,
+            fallback_level=self.fallback_level,
+            fallback_levels=self.fallback_levels,
+            fallback_name=self.fallback_name,
         )

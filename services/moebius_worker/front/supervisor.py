@@ -1,6 +1,7 @@
 """Keeps an engine alive: starts it, attends to it, buries it, starts the next."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from moebius_worker.flight_recorder import suspect
 from moebius_worker.framing import FrameError
 from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.exchange import Exchange
+from moebius_worker.front.level_file import read_level
 from moebius_worker.front.served_model import read_served_model
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervise import End, Observation, Policy, deaths_in_a_row, judge, restart_delay
@@ -32,6 +34,7 @@ class _Life:
     """One engine process, from its start until it is given up."""
 
     engine: EngineProcess
+    settings: WorkerSettings
     # On the clock of time.monotonic().
     ready_since: float | None = None
     broken: str | None = None
@@ -65,35 +68,70 @@ class Supervisor:
         self._state = state
         self._exchange = exchange
         self._changed = changed
+        state.fallback_levels = len(settings.fallback_levels)
 
     async def run(self) -> None:
-        """Returns when no engine can be started; cancelled, it kills the one that runs."""
+        """Returns when no engine can be started, on any level; cancelled, it kills the one that runs."""
         deaths = 0
         while True:
-            end, ready_for = await self._start_and_attend()
+            settings = self._on_wanted_level()
+            end, ready_for = await self._start_and_attend(settings)
+            if end is None:
+                deaths = 0
+                continue
             if end.permanent:
                 log.error("the engine cannot be started; not trying again", message=end.message)
-                return
-            deaths = deaths_in_a_row(deaths, ready_for, self._policy)
-            delay = restart_delay(deaths, self._policy, random.random())
-            log.error("engine ended", message=end.message, deaths=deaths, restart_in_seconds=round(delay, 2))
-            await asyncio.sleep(delay)
+                if self._settings.level_file is None:
+                    return
+                delay = math.inf
+            else:
+                deaths = deaths_in_a_row(deaths, ready_for, self._policy)
+                delay = restart_delay(deaths, self._policy, random.random())
+                seconds = round(delay, 2)
+                log.error("engine ended", message=end.message, deaths=deaths, restart_in_seconds=seconds)
+            if await self._pause(delay):
+                deaths = 0
 
-    async def _start_and_attend(self) -> tuple[End, float | None]:
-        """One engine's life: why it ended, and the seconds that it was ready, if it ever was."""
+    def _wanted_level(self) -> int:
+        """As far as there are levels; the one of before if the file does not tell."""
+        path = self._settings.level_file
+        level = 0 if path is None else read_level(path)
+        if level is None:
+            return self._state.fallback_level
+        return min(level, len(self._settings.fallback_levels))
+
+    def _on_wanted_level(self) -> WorkerSettings:
+        level = self._state.fallback_level = self._wanted_level()
+        self._state.fallback_name = self._settings.fallback_levels[level - 1].name if level else ""
+        if level:
+            log.warning("the engine starts on a fallback level", level=level, name=self._state.fallback_name)
+        return self._settings.at_level(level)
+
+    async def _pause(self, seconds: float) -> bool:
+        """Returns True, and early, when another level is asked for."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self._wanted_level() != self._state.fallback_level:
+                return True
+            await asyncio.sleep(min(left, LOOK_SECONDS))
+        return False
+
+    async def _start_and_attend(self, settings: WorkerSettings) -> tuple[End | None, float | None]:
+        """One engine's life: why it ended, and the seconds that it was ready, if it ever was. None: another
+        level was asked for before it was ready."""
         try:
-            life = _Life(await self._start(self._settings))
+            life = _Life(await self._start(settings), settings)
         except OSError as error:
-            end = End(worker_pb2.REASON_ENGINE_DEAD, f"no process can be started: {error}")
-            await self._bury(end)
-            return end, None
+            failed = End(worker_pb2.REASON_ENGINE_DEAD, f"no process can be started: {error}")
+            await self._bury(failed)
+            return failed, None
         try:
             log.info("engine started", engine_pid=life.engine.pid)
             self._state.engine_started(life.engine.pid)
             await self._changed()
             end = await self._attend(life)
             ready_for = None if life.ready_since is None else time.monotonic() - life.ready_since
-            if end.kernel_suspected:
+            if end is not None and end.kernel_suspected:
                 self._exclude_suspect(life.engine)
             # Before its process is gone, which may take a while.
             await self._bury(end)
@@ -114,13 +152,16 @@ class Supervisor:
             update={"exclude_backends": tuple(dict.fromkeys(excluded))}
         )
 
-    async def _bury(self, end: End) -> None:
-        self._state.engine_ended(end.reason, end.message, permanent=end.permanent)
-        self._exchange.disconnect(end)
+    async def _bury(self, end: End | None) -> None:
+        if end is None:
+            self._state.engine_replaced()
+        else:
+            self._state.engine_ended(end.reason, end.message, permanent=end.permanent)
+            self._exchange.disconnect(end)
         await self._changed()
 
-    async def _attend(self, life: _Life) -> End:
-        """Returns when the engine must be given up."""
+    async def _attend(self, life: _Life) -> End | None:
+        """Returns when the engine must be given up; None: for one on another level."""
         reader = asyncio.create_task(self._read(life))
         exit_status = asyncio.create_task(life.engine.wait())
         try:
@@ -145,6 +186,9 @@ class Supervisor:
                 end = judge(seen, self._policy)
                 if end is not None:
                     return end
+                if not seen.ready and self._wanted_level() != self._state.fallback_level:
+                    log.warning("another fallback level is asked for before the engine is ready")
+                    return None
         finally:
             reader.cancel()
             exit_status.cancel()
@@ -170,6 +214,8 @@ class Supervisor:
                 self._exchange.step_begins(frame.begin)
             case "end":
                 self._state.stats = frame.end.stats
+                if frame.end.HasField("experts"):
+                    self._state.experts = frame.end.experts
                 self._exchange.step_ended(frame.end)
             case "loading":
                 self._state.load = frame.loading
@@ -182,19 +228,19 @@ class Supervisor:
 
     async def _engine_ready(self, ready: engine_pb2.EngineReady, life: _Life) -> None:
         try:
-            model, files = await asyncio.to_thread(read_served_model, self._settings, ready.model)
+            model, files = await asyncio.to_thread(read_served_model, life.settings, ready.model)
         except CheckpointError:
             raise
         except Exception as error:
             # Whatever is wrong with the files: the next engine's front would find the same.
             log.exception("the served model cannot be read")
             raise CheckpointError(
-                f"The tokenizer of {self._settings.model} cannot be read: {type(error).__name__}: {error}"
+                f"The tokenizer of {life.settings.model} cannot be read: {type(error).__name__}: {error}"
             ) from error
         # What the engine said meanwhile has not been read.
         self._state.silence = 0.0
         self._state.engine_ready(model, files, ready.stats)
-        settings = self._settings
+        settings = life.settings
         self._exchange.connect(life.engine.send, model, settings.max_running + settings.max_waiting)
         life.ready_since = time.monotonic()
         log.info("engine ready", model=model.id, engine_pid=life.engine.pid)

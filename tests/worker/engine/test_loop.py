@@ -191,6 +191,20 @@ def test_a_long_prefill_is_progress_and_brings_nothing(bench: Bench) -> None:
     assert [len(end.deltas) for end in bench.ends()][:3] == [0, 0, 1], "chunks of 16 tokens"
 
 
+def test_what_each_step_computed_is_told_when_it_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "HEARTBEAT_SECONDS", 0.02)
+    bench.runner.seconds, bench.runner.layers = 0.01, 5
+    bench.submit(request(1, [3] * 20, max_tokens=2), request(2, [7], max_tokens=2))
+    bench.read_until(lambda b: b.finished(1) and b.finished(2))
+    told = [end.step for end in bench.ends() if end.HasField("step")]
+    assert len(told) < len(bench.ends()), "heartbeats within a step tell of none"
+    assert len(told) == len(bench.runner.steps)
+    assert [step.requests for step in told] == [len(handles) for handles in bench.runner.steps]
+    # Both prompts, and what is decoded after each one's first token.
+    assert sum(step.tokens for step in told) == 21 + 2
+    assert all(0.05 <= step.seconds < 2 for step in told)
+
+
 def test_a_long_step_is_progress_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "HEARTBEAT_SECONDS", 0.05)
     bench.runner.seconds, bench.runner.layers = 0.01, 40

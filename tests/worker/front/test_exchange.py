@@ -186,3 +186,55 @@ async def test_a_gateway_that_lags_loses_its_stream_and_no_other() -> None:
         stream.put(pb.WorkerFrame(status=pb.Status(step=step)))
     with pytest.raises(LaggingGatewayError):
         await asyncio.wait_for(stream.watch_lag(), 1)
+
+
+def value(bench: Bench, name: str, **labels: str) -> float:
+    found = bench.registry.get_sample_value(name, labels)
+    assert found is not None, f"{name} {labels} is not exported"
+    return found
+
+
+async def test_the_phases_of_a_request_are_timed(bench: Bench) -> None:
+    stream = bench.stream()
+    bench.exchange.submit(stream, submit(1, token_ids=[5, 6, 7], resumed=2))
+    [handle] = bench.submitted
+    for wait, word in ((0.02, "begin"), (0.04, "first"), (0.08, "last")):
+        await asyncio.sleep(wait)
+        if word == "begin":
+            bench.exchange.step_begins(engine_pb2.StepBegin(handles=[handle]))
+            # Another step, with another set of requests: it began long ago.
+            bench.exchange.step_begins(engine_pb2.StepBegin(handles=[handle, 99]))
+        else:
+            reason = pb.FINISH_REASON_LENGTH if word == "last" else 0
+            bench.step(pb.Delta(handle=handle, token_ids=[8], finish_reason=reason))
+    times = [
+        value(bench, f"vllm:{name}_sum", model_name="m")
+        for name in (
+            *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+            "e2e_request_latency_seconds",
+        )
+    ]
+    for seconds, least in zip(times, (0.02, 0.04, 0.08, 0.14), strict=True):
+        assert least <= seconds < least + 0.5
+    assert sum(times[:3]) == pytest.approx(times[3])
+    # What was resumed is neither prompt nor generated here.
+    assert value(bench, "vllm:request_prompt_tokens_sum", model_name="m") == 1
+    assert value(bench, "vllm:request_generation_tokens_sum", model_name="m") == 2
+
+
+async def test_steps_are_counted_when_they_end_and_heartbeats_are_not(bench: Bench) -> None:
+    step = engine_pb2.ComputedStep(requests=3, tokens=130, seconds=0.25)
+    bench.exchange.step_ended(engine_pb2.StepEnd())
+    bench.exchange.step_ended(engine_pb2.StepEnd(step=step))
+    for name, expected in (("seconds", 0.25), ("requests", 3), ("tokens", 130)):
+        assert value(bench, f"moebius_worker_step_{name}_count") == 1
+        assert value(bench, f"moebius_worker_step_{name}_sum") == expected
+
+
+async def test_what_only_moves_on_faults_is_there_from_the_start(bench: Bench) -> None:
+    for reason in ("OVERLOADED", "ENGINE_DEAD", "ENGINE_STALLED", "GPU_FAULT", "NOT_READY"):
+        assert value(bench, "moebius_worker_request_failures_total", reason=reason) == 0
+    for name in ("time_to_first_token_seconds_count", "request_queue_time_seconds_count"):
+        assert value(bench, f"vllm:{name}", model_name="m") == 0
+    bench.exchange.submit(bench.stream(), submit(1, token_ids=[]))
+    assert value(bench, "moebius_worker_request_failures_total", reason="BAD_REQUEST") == 1

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from moebius_proto.worker.v1 import worker_pb2 as moebius__proto_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$moebius_proto/worker/v1/engine.proto\x12\x11moebius.worker.v1\x1a$moebius_proto/worker/v1/worker.proto\"o\n\nFrontFrame\x12+\n\x06submit\x18\x01 \x01(\x0b\x32\x19.moebius.worker.v1.SubmitH\x00\x12+\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x19.moebius.worker.v1.CancelH\x00\x42\x07\n\x05\x66rame\"\x86\x02\n\x0b\x45ngineFrame\x12\x32\n\x07loading\x18\x01 \x01(\x0b\x32\x1f.moebius.worker.v1.LoadProgressH\x00\x12/\n\x05ready\x18\x02 \x01(\x0b\x32\x1e.moebius.worker.v1.EngineReadyH\x00\x12-\n\x05\x62\x65gin\x18\x03 \x01(\x0b\x32\x1c.moebius.worker.v1.StepBeginH\x00\x12)\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x1a.moebius.worker.v1.StepEndH\x00\x12/\n\x05\x66\x61tal\x18\x05 \x01(\x0b\x32\x1e.moebius.worker.v1.EngineFatalH\x00\x42\x07\n\x05\x66rame\"e\n\x0b\x45ngineReady\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.moebius.worker.v1.Model\x12-\n\x05stats\x18\x02 \x01(\x0b\x32\x1e.moebius.worker.v1.EngineStats\" \n\tStepBegin\x12\x13\n\x07handles\x18\x01 \x03(\x04\x42\x02\x10\x01\"\xbf\x01\n\x07StepEnd\x12(\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x18.moebius.worker.v1.Delta\x12,\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x1a.moebius.worker.v1.Failure\x12-\n\x05stats\x18\x03 \x01(\x0b\x32\x1e.moebius.worker.v1.EngineStats\x12-\n\x04step\x18\x04 \x01(\x0b\x32\x1f.moebius.worker.v1.ComputedStep\"A\n\x0c\x43omputedStep\x12\x10\n\x08requests\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\x92\x02\n\x0b\x45ngineStats\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x13\n\x0bmax_running\x18\x04 \x01(\r\x12\x15\n\rkv_pages_used\x18\x05 \x01(\r\x12\x17\n\x0fkv_pages_cached\x18\x06 \x01(\r\x12\x16\n\x0ekv_pages_total\x18\x07 \x01(\r\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x04\x12\x18\n\x10generated_tokens\x18\t \x01(\x04\x12\x15\n\rcached_tokens\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x19\n\x11late_compilations\x18\x0c \x01(\x04\"\\\n\x0b\x45ngineFatal\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.moebius.worker.v1.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tpermanent\x18\x03 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$moebius_proto/worker/v1/engine.proto\x12\x11moebius.worker.v1\x1a$moebius_proto/worker/v1/worker.proto\"o\n\nFrontFrame\x12+\n\x06submit\x18\x01 \x01(\x0b\x32\x19.moebius.worker.v1.SubmitH\x00\x12+\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x19.moebius.worker.v1.CancelH\x00\x42\x07\n\x05\x66rame\"\x86\x02\n\x0b\x45ngineFrame\x12\x32\n\x07loading\x18\x01 \x01(\x0b\x32\x1f.moebius.worker.v1.LoadProgressH\x00\x12/\n\x05ready\x18\x02 \x01(\x0b\x32\x1e.moebius.worker.v1.EngineReadyH\x00\x12-\n\x05\x62\x65gin\x18\x03 \x01(\x0b\x32\x1c.moebius.worker.v1.StepBeginH\x00\x12)\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x1a.moebius.worker.v1.StepEndH\x00\x12/\n\x05\x66\x61tal\x18\x05 \x01(\x0b\x32\x1e.moebius.worker.v1.EngineFatalH\x00\x42\x07\n\x05\x66rame\"e\n\x0b\x45ngineReady\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.moebius.worker.v1.Model\x12-\n\x05stats\x18\x02 \x01(\x0b\x32\x1e.moebius.worker.v1.EngineStats\" \n\tStepBegin\x12\x13\n\x07handles\x18\x01 \x03(\x04\x42\x02\x10\x01\"\xee\x01\n\x07StepEnd\x12(\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x18.moebius.worker.v1.Delta\x12,\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x1a.moebius.worker.v1.Failure\x12-\n\x05stats\x18\x03 \x01(\x0b\x32\x1e.moebius.worker.v1.EngineStats\x12-\n\x04step\x18\x04 \x01(\x0b\x32\x1f.moebius.worker.v1.ComputedStep\x12-\n\x07\x65xperts\x18\x05 \x01(\x0b\x32\x1c.moebius.worker.v1.ExpertUse\"0\n\tExpertUse\x12\x15\n\timbalance\x18\x01 \x03(\x02\x42\x02\x10\x01\x12\x0c\n\x04idle\x18\x02 \x01(\r\"A\n\x0c\x43omputedStep\x12\x10\n\x08requests\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\x92\x02\n\x0b\x45ngineStats\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x13\n\x0bmax_running\x18\x04 \x01(\r\x12\x15\n\rkv_pages_used\x18\x05 \x01(\r\x12\x17\n\x0fkv_pages_cached\x18\x06 \x01(\r\x12\x16\n\x0ekv_pages_total\x18\x07 \x01(\r\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x04\x12\x18\n\x10generated_tokens\x18\t \x01(\x04\x12\x15\n\rcached_tokens\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x19\n\x11late_compilations\x18\x0c \x01(\x04\"\\\n\x0b\x45ngineFatal\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.moebius.worker.v1.Reason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tpermanent\x18\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STEPBEGIN'].fields_by_name['handles']._loaded_options = None
   _globals['_STEPBEGIN'].fields_by_name['handles']._serialized_options = b'\020\001'
+  _globals['_EXPERTUSE'].fields_by_name['imbalance']._loaded_options = None
+  _globals['_EXPERTUSE'].fields_by_name['imbalance']._serialized_options = b'\020\001'
   _globals['_FRONTFRAME']._serialized_start=97
   _globals['_FRONTFRAME']._serialized_end=208
   _globals['_ENGINEFRAME']._serialized_start=211
@@ -43,11 +45,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STEPBEGIN']._serialized_start=578
   _globals['_STEPBEGIN']._serialized_end=610
   _globals['_STEPEND']._serialized_start=613
-  _globals['_STEPEND']._serialized_end=804
-  _globals['_COMPUTEDSTEP']._serialized_start=806
-  _globals['_COMPUTEDSTEP']._serialized_end=871
-  _globals['_ENGINESTATS']._serialized_start=874
-  _globals['_ENGINESTATS']._serialized_end=1148
-  _globals['_ENGINEFATAL']._serialized_start=1150
-  _globals['_ENGINEFATAL']._serialized_end=1242
+  _globals['_STEPEND']._serialized_end=851
+  _globals['_EXPERTUSE']._serialized_start=853
+  _globals['_EXPERTUSE']._serialized_end=901
+  _globals['_COMPUTEDSTEP']._serialized_start=903
+  _globals['_COMPUTEDSTEP']._serialized_end=968
+  _globals['_ENGINESTATS']._serialized_start=971
+  _globals['_ENGINESTATS']._serialized_end=1245
+  _globals['_ENGINEFATAL']._serialized_start=1247
+  _globals['_ENGINEFATAL']._serialized_end=1339
 # @@protoc_insertion_point(module_scope)

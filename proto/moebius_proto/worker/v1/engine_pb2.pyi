@@ -44,16 +44,26 @@ class StepBegin(_message.Message):
     def __init__(self, handles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepEnd(_message.Message):
-    __slots__ = ("deltas", "failures", "stats", "step")
+    __slots__ = ("deltas", "failures", "stats", "step", "experts")
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
     deltas: _containers.RepeatedCompositeFieldContainer[_worker_pb2.Delta]
     failures: _containers.RepeatedCompositeFieldContainer[_worker_pb2.Failure]
     stats: EngineStats
     step: ComputedStep
-    def __init__(self, deltas: _Optional[_Iterable[_Union[_worker_pb2.Delta, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[_worker_pb2.Failure, _Mapping]]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., step: _Optional[_Union[ComputedStep, _Mapping]] = ...) -> None: ...
+    experts: ExpertUse
+    def __init__(self, deltas: _Optional[_Iterable[_Union[_worker_pb2.Delta, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[_worker_pb2.Failure, _Mapping]]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., step: _Optional[_Union[ComputedStep, _Mapping]] = ..., experts: _Optional[_Union[ExpertUse, _Mapping]] = ...) -> None: ...
+
+class ExpertUse(_message.Message):
+    __slots__ = ("imbalance", "idle")
+    IMBALANCE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    imbalance: _containers.RepeatedScalarFieldContainer[float]
+    idle: int
+    def __init__(self, imbalance: _Optional[_Iterable[float]] = ..., idle: _Optional[int] = ...) -> None: ...
 
 class ComputedStep(_message.Message):
     __slots__ = ("requests", "tokens", "seconds")

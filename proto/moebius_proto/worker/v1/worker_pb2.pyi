@@ -200,7 +200,7 @@ class Error(_message.Message):
     def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., tokens_sent: _Optional[int] = ..., in_step: _Optional[bool] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("incarnation", "state", "load", "step", "last_progress_ms", "running", "waiting", "max_running", "kv_pages_used", "kv_pages_cached", "kv_pages_total", "restarts", "last_fault", "pid", "engine_pid")
+    __slots__ = ("incarnation", "state", "load", "step", "last_progress_ms", "running", "waiting", "max_running", "kv_pages_used", "kv_pages_cached", "kv_pages_total", "restarts", "last_fault", "pid", "engine_pid", "fallback_level", "fallback_levels", "fallback_name")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,9 @@ class Status(_message.Message):
     LAST_FAULT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_PID_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_LEVELS_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_NAME_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     state: State
     load: LoadProgress
@@ -231,7 +234,10 @@ class Status(_message.Message):
     last_fault: Fault
     pid: int
     engine_pid: int
-    def __init__(self, incarnation: _Optional[str] = ..., state: _Optional[_Union[State, str]] = ..., load: _Optional[_Union[LoadProgress, _Mapping]] = ..., step: _Optional[int] = ..., last_progress_ms: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_cached: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., restarts: _Optional[int] = ..., last_fault: _Optional[_Union[Fault, _Mapping]] = ..., pid: _Optional[int] = ..., engine_pid: _Optional[int] = ...) -> None: ...
+    fallback_level: int
+    fallback_levels: int
+    fallback_name: str
+    def __init__(self, incarnation: _Optional[str] = ..., state: _Optional[_Union[State, str]] = ..., load: _Optional[_Union[LoadProgress, _Mapping]] = ..., step: _Optional[int] = ..., last_progress_ms: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_cached: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., restarts: _Optional[int] = ..., last_fault: _Optional[_Union[Fault, _Mapping]] = ..., pid: _Optional[int] = ..., engine_pid: _Optional[int] = ..., fallback_level: _Optional[int] = ..., fallback_levels: _Optional[int] = ..., fallback_name: _Optional[str] = ...) -> None: ...
 
 class LoadProgress(_message.Message):
     __slots__ = ("phase", "bytes_done", "bytes_total")
