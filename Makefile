@@ -46,7 +46,7 @@ test-chart: $(VENV)/.installed-dev ## the Helm chart: rendered, validated, held 
 	$(BIN)/python -m pytest --numprocesses $(JOBS) tests/chart $(ARGS)
 
 test-cluster: $(VENV)/.installed-dev ## a release on a cluster under faults: KUBECONFIG's, or a lab (MOEBIUS_LAB=PATH, as root)
-	$(BIN)/python -m pytest -p no:xdist -p no:cacheprovider --durations=0 tests/cluster $(ARGS)
+	$(BIN)/python -m tests.cluster $(ARGS)
 
 test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed ## unmodified clients against running stacks (ARGS="-k npm")
 	MOEBIUS_PYTHON=$(abspath $(BIN))/python $(CLIENTS)/bin/python -m pytest --confcutdir tests/clients tests/clients $(ARGS)
@@ -57,9 +57,11 @@ lint: $(VENV)/.installed-dev ## style, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-dashboards: $(VENV)/.installed-dev ## write deploy/dashboards and docs/metrics.md from the code
+dashboards: $(VENV)/.installed-dev ## write deploy/dashboards and docs/metrics.md from the code, and the chart's copies of dashboards and rules
 	$(BIN)/python -m deploy.boards
 	$(BIN)/python -m deploy.metrics_page
+	cp deploy/dashboards/*.json charts/moebius/files/dashboards/
+	cp deploy/rules/*.yaml charts/moebius/files/rules/
 
 render-dashboards: $(VENV)/.installed-dev ## draw each dashboard from a live Prometheus (ARGS="--prometheus URL --minutes 60")
 	$(BIN)/python -m deploy.render $(ARGS)

@@ -12,7 +12,15 @@ STATES = {
     "UNREACHABLE": "yellow",
     "FAILED": "red",
 }
-CODES = {"200": "green", "400": "blue", "429": "yellow", "500": "red", "503": "orange", "499": "purple"}
+CODES = {
+    "200": "green",
+    "400": "blue",
+    "404": "blue",
+    "429": "yellow",
+    "499": "purple",
+    "500": "red",
+    "503": "orange",
+}
 
 API = 'route=~"/v1/.*"'
 REQUESTS = total(rate("moebius_gateway_requests_total", API))

@@ -159,7 +159,8 @@ class WorkerCollector(Collector):
             if value != worker_pb2.STATE_UNSPECIFIED:
                 states.add_metric([name.removeprefix("STATE_")], float(value == state.state))
         yield states
-        pages = GaugeMetricFamily("moebius_worker_kv_pages", "Pages of the KV cache", labels=["kind"])
+        about = "Pages of the KV cache: used, cached, total"
+        pages = GaugeMetricFamily("moebius_worker_kv_pages", about, labels=["kind"])
         pages.add_metric(["used"], stats.kv_pages_used)
         pages.add_metric(["cached"], stats.kv_pages_cached)
         pages.add_metric(["total"], stats.kv_pages_total)

@@ -39,6 +39,22 @@ def test_each_command_line_is_understood(options: UpOptions) -> None:
     assert (controller.stack, controller.log_format) == (options.state_dir.stack_file, "json")
 
 
+def test_prometheus_finds_each_at_a_port_of_its_own(options: UpOptions) -> None:
+    def served(options: UpOptions) -> list[str | None]:
+        stack = plan_stack(options, CHECKPOINT)
+        gateway = read_settings(GatewaySettings, gateway_command(options, stack)[3:])
+        command = controller_command(options, options.state_dir.stack_file)
+        controller = read_settings(ControllerSettings, command[3:])
+        workers = [read_settings(WorkerSettings, worker.argv[3:]) for worker in stack.workers]
+        return [gateway.admin_listen, *(one.metrics_listen for one in (controller, *workers))]
+
+    assert served(options) == [None] * 4
+    expected = [f"127.0.0.1:{port}" for port in (9400, 9401, 9402, 9403)]
+    assert served(replace(options, metrics_port=9400)) == expected
+    local = Path(__file__).parents[2] / "deploy" / "local" / "prometheus.yml"
+    assert all(target in local.read_text() for target in expected)
+
+
 def test_workers_share_the_cpus(options: UpOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MOEBIUS_WORKER_THREADS", raising=False)
     monkeypatch.setattr("moebius_cli.plan.cpu_count", lambda: 8)

@@ -1,7 +1,12 @@
 """`moebius-controller` as a process: no worker outlives it, and it comes back with its memory."""
 
+import asyncio
+import os
 import signal
 import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -11,6 +16,8 @@ from moebius_controller.events import What
 from moebius_controller.main import main
 from moebius_controller.settings import ControllerSettings
 from moebius_controller.spec import StackSpec, write_stack
+from tests.cluster_fakes import FakeApi
+from tests.controller.cluster import LEASE, deletions, put_pod
 from tests.controller.processes import (
     PATIENCE,
     ControllerProcess,
@@ -97,6 +104,75 @@ async def test_a_damaged_memory_is_said_and_done_without(tmp_path: Path) -> None
         assert await controller.running()
 
 
+@asynccontextmanager
+async def of_a_cluster(folder: Path, api: FakeApi) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """`moebius-controller --driver kubernetes`, and where it answers."""
+    config = folder / "kubeconfig"
+    config.write_text(
+        f"""
+apiVersion: v1
+kind: Config
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:{api.port}"}}}}]
+users: [{{name: u, user: {{}}}}]
+contexts: [{{name: x, context: {{cluster: c, user: u, namespace: default}}}}]
+current-context: x
+"""
+    )
+    address = f"127.0.0.1:{free_port()}"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "moebius_controller", "--driver", "kubernetes"),
+        *("--metrics-listen", address),
+        env={**os.environ, "KUBECONFIG": str(config)},
+    )
+    try:
+        yield process, f"http://{address}"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_on_a_cluster_it_says_how_it_is_and_leaves_the_pods_when_it_ends(tmp_path: Path) -> None:
+    with FakeApi() as api:
+        api.faults.refuse = 403
+        async with of_a_cluster(tmp_path, api) as (process, url), httpx.AsyncClient(trust_env=False) as http:
+
+            async def status(path: str) -> int:
+                try:
+                    return (await http.get(f"{url}{path}")).status_code
+                except httpx.TransportError:
+                    return 0
+
+            async def is_(path: str, code: int) -> bool:
+                return await status(path) == code
+
+            await until(lambda: is_("/healthz", 200), PATIENCE, "it lives")
+            assert await status("/readyz") == 503
+            api.faults.refuse = None
+            await until(lambda: is_("/readyz", 200), PATIENCE, "it sees the pods")
+            put_pod(api, "w-0", free_port())
+
+            async def text() -> str:
+                return (await http.get(f"{url}/metrics")).text
+
+            async def seen() -> bool:
+                return 'worker_state{state="SILENT",worker="w-0"} 1.0' in await text()
+
+            await until(seen, PATIENCE, "it sees the worker")
+
+            async def leads() -> bool:
+                return "moebius_controller_leader 1.0" in await text()
+
+            await until(leads, PATIENCE, "it leads")
+            assert 'moebius_controller_discovery_synced{kind="pods"} 1.0' in await text()
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+            assert not deletions(api)
+            lease = api.get(LEASE)
+            assert lease is not None
+            assert lease["spec"]["holderIdentity"] == ""
+
+
 def refused(*flags: str) -> str:
     with pytest.raises(SystemExit) as end:
         main(flags)
@@ -123,6 +199,12 @@ def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         said = refused("--stack", str(stack), "--metrics-listen", address)
     assert f"cannot serve metrics on {address} (Address already in use)" in said
     assert "--metrics-listen" in said
+
+
+def test_without_a_cluster_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    said = refused("--driver", "kubernetes")
+    assert said.startswith("moebius-controller: the Kubernetes API cannot be reached")
 
 
 def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,19 +2,21 @@
 
 import asyncio
 import json
+import shutil
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
 
 from moebius_controller.probe import WorkerTls
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.certificates import Certificate
+from tests.certificates import authority, signed
 from tests.cluster_fakes import PODS, FakeApi
 from tests.controller.cluster import (
     CONFIG_MAP,
     NODES,
-    POLICY,
     Worker,
     controller,
     deletions,
@@ -133,25 +135,24 @@ async def test_what_was_done_outlives_the_controller() -> None:
 async def test_of_two_controllers_one_acts_and_the_other_takes_over() -> None:
     workers = [Worker(), Worker()]
     with FakeApi() as api:
-        async with served(workers[0]) as one, served(workers[1]) as two, controller(api, "c-1") as second:
-            await eventually(lambda: second.leads, "the only one leads")
-            async with controller(api, "c-0") as first:
+        async with served(workers[0]) as one, served(workers[1]) as two, AsyncExitStack() as stack:
+            leader = await stack.enter_async_context(controller(api, "c-0"))
+            await eventually(lambda: leader.leads, "the only one leads")
+            async with controller(api, "c-1") as other:
                 put_pod(api, "w-0", one)
                 put_pod(api, "w-1", two)
-                await first.sees("w-0", "READY")
-                await second.sees("w-1", "READY")
-                assert (first.leads, second.leads) == (False, True)
-                assert first.metric("hands_off") == 1
+                await leader.sees("w-0", "READY")
+                await other.sees("w-1", "READY")
+                assert not other.leads
+                assert other.metric("hands_off") == 1
                 api.change(f"{PODS}/w-0", ended)
-                await first.sees("w-0", "DEAD")
                 await eventually(lambda: deletions(api), "the pod is deleted")
+                await other.sees("w-0", "DEAD")
                 await asyncio.sleep(1)
                 assert len(deletions(api)) == 1
-                second.stop.set()
-                second.driver.wake()
-                await second.driver.__aexit__()
+                await stack.aclose()
                 # It was given back: nobody waits for it to run out.
-                await asyncio.wait_for(eventually(lambda: first.leads, "the other leads"), 2.5)
+                await asyncio.wait_for(eventually(lambda: other.leads, "the other leads"), 2.5)
                 await asyncio.sleep(1)
                 assert len(deletions(api)) == 1, "what the first leader did is not done again"
                 api.change(f"{PODS}/w-1", ended)
@@ -187,7 +188,6 @@ async def test_an_action_that_fails_is_tried_again_and_counted() -> None:
         async with served(worker) as port, controller(api) as running:
             put_pod(api, "w-0", port)
             await running.sees("w-0", "READY")
-            # Somebody is faster: another pod of that name is there before the watch says so.
             api.faults.refuse = 500
             api.change(f"{PODS}/w-0", ended)
             await eventually(lambda: running.metric("api_errors_total", call="Replace"), "a failure")
@@ -268,13 +268,21 @@ async def test_without_rights_to_nodes_the_rest_is_done() -> None:
             assert not any(one.path.startswith(NODES) for one in api.asked)
 
 
-async def test_workers_that_speak_tls_are_asked_so(certificate: Certificate) -> None:
+async def test_workers_that_speak_tls_are_asked_so_and_files_that_change_are_read(tmp_path: Path) -> None:
+    first, second = authority(tmp_path, "first"), authority(tmp_path, "second")
+    used = signed(tmp_path, second, "used")
+    credentials = grpc.ssl_server_credentials([(used.key.read_bytes(), used.cert.read_bytes())])
+    trusted = tmp_path / "trusted.pem"
+    shutil.copy(first.cert, trusted)
+    tls = WorkerTls(trusted, name="localhost")
     worker = Worker()
-    credentials = grpc.ssl_server_credentials([(certificate.key.read_bytes(), certificate.cert.read_bytes())])
     with FakeApi() as api:
-        tls = WorkerTls(certificate.cert, name="localhost")
         async with served(worker, credentials) as port, controller(api, tls=tls) as running:
             put_pod(api, "w-0", port)
+            await running.sees("w-0", "SILENT")
+            await asyncio.sleep(2)
+            assert not worker.asked
+            shutil.copy(second.cert, trusted)
             await running.sees("w-0", "READY")
 
 
@@ -295,6 +303,3 @@ async def test_hundreds_of_workers_are_asked_side_by_side() -> None:
             ]
             assert max(silence or 0.0 for silence in silences) < 2.0
             assert not deletions(api)
-
-
-assert POLICY.retry_delay > 60

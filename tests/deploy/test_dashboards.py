@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deploy.boards.all import BOARDS
-from tests.deploy.queries import DASHBOARDS, DEPLOY, of_dashboards, parsed
+from tests.deploy.queries import DASHBOARDS, DEPLOY, RULES, of_dashboards, parsed
 
 LOADED = {file.stem: json.loads(file.read_text()) for file in DASHBOARDS}
 PANELS = [
@@ -58,3 +58,10 @@ def test_every_query_is_promql() -> None:
 
 def test_no_panel_is_there_twice_on_a_dashboard() -> None:
     assert len({where for where, _ in PANELS}) == len(PANELS)
+
+
+def test_the_chart_has_copies_of_dashboards_and_rules() -> None:
+    chart = DEPLOY.parent / "charts" / "moebius" / "files"
+    for ours, theirs in ((DASHBOARDS, chart / "dashboards"), (RULES, chart / "rules")):
+        kept = {file.name: file.read_text() for file in theirs.iterdir()}
+        assert kept == {file.name: file.read_text() for file in ours}, "run `make dashboards`"

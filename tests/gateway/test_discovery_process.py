@@ -10,6 +10,7 @@ from tests.cluster_fakes import PODS, FakeApi, pod
 from tests.gateway.test_api_process import PLAIN, child, ready, serving, worker
 
 SELECTOR = "app=worker"
+SHORT = PLAIN | {"max_tokens": 4}
 
 
 @pytest.fixture
@@ -39,9 +40,9 @@ async def test_it_serves_from_the_pods_that_it_finds(kubeconfig: Path, tmp_path:
             assert (await client.get("/readyz")).status_code == 503
             api.put(PODS, pod("w-0", "127.0.0.1", port=int(address.rpartition(":")[2])))
             await ready(client, log)
-            assert (await client.post("/v1/completions", json=PLAIN)).status_code == 200
+            assert (await client.post("/v1/completions", json=SHORT)).status_code == 200
             api.go()
-            assert (await client.post("/v1/completions", json=PLAIN)).status_code == 200
+            assert (await client.post("/v1/completions", json=SHORT)).status_code == 200
             log.process.terminate()
             assert await log.process.wait() == 0
 

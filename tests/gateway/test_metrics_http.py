@@ -3,12 +3,15 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from prometheus_client import generate_latest
 
+from moebius_gateway.api.admin import build_admin_app
+from moebius_gateway.metrics import GENERATION_ROUTES
 from moebius_gateway.types import Tokens
-from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway
+from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, until_ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 PLAIN: dict[str, Any] = {"model": MODEL.id, "prompt": [5, 6, 7]}
@@ -49,6 +52,34 @@ async def test_tokens_and_times(fresh: Gateway) -> None:
     assert fresh.metric("moebius_gateway_time_to_first_token_seconds_count", model=MODEL.id) == 2
     assert fresh.metric("moebius_gateway_inter_token_latency_seconds_count", model=MODEL.id) == 8
     assert fresh.metric("moebius_gateway_request_seconds_count", model=MODEL.id, stream="false") == 1
+
+
+async def test_what_only_moves_on_faults_is_there_from_the_start(fresh: Gateway) -> None:
+    for code in ("200", "429", "500", "503"):
+        assert fresh.metric("moebius_gateway_requests_total", route="/v1/chat/completions", code=code) == 0
+    for code in ("engine_dead", "internal_error", "poisoned"):
+        assert fresh.metric("moebius_gateway_stream_errors_total", code=code) == 0
+
+
+async def test_a_model_s_metrics_are_there_before_its_first_request(fresh: Gateway) -> None:
+    await until_ready(fresh)
+    transport = httpx.ASGITransport(build_admin_app(fresh.services))
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
+        text = (await admin.get("/metrics")).text
+    for line in (
+        f'moebius_gateway_time_to_first_token_seconds_count{{model="{MODEL.id}"}} 0.0',
+        f'moebius_gateway_request_seconds_count{{model="{MODEL.id}",stream="true"}} 0.0',
+        f'moebius_gateway_generated_tokens_total{{model="{MODEL.id}"}} 0.0',
+    ):
+        assert line in text.splitlines()
+
+
+async def test_routes_that_generate_are_those_that_there_are(fresh: Gateway) -> None:
+    """The series that exist from the start are of routes that are served."""
+    async with fresh.client() as client:
+        for route in GENERATION_ROUTES:
+            assert (await client.post(route, json={})).status_code == 400
+            assert fresh.metric("moebius_gateway_requests_total", route=route, code="400") == 1
 
 
 async def test_clients_make_no_labels(fresh: Gateway) -> None:

@@ -129,7 +129,7 @@ class Lease:
         metadata: dict[str, Any],
         before: dict[str, Any],
     ) -> bool:
-        now = _micro_time()
+        now = micro_time(datetime.now(UTC))
         renewed = before.get("holderIdentity") == self._identity
         spec = {
             "holderIdentity": self._identity,
@@ -145,7 +145,7 @@ class Lease:
         spec = lease.get("spec") or {}
         if spec.get("holderIdentity") == self._identity:
             metadata = {"resourceVersion": lease["metadata"]["resourceVersion"]}
-            given = {**spec, "holderIdentity": "", "renewTime": _micro_time()}
+            given = {**spec, "holderIdentity": "", "renewTime": micro_time(datetime.now(UTC))}
             self._put(self._leases.replace_namespaced_lease, (self._name,), metadata, given)
 
     def _put(
@@ -178,6 +178,8 @@ class Lease:
         return answer
 
 
-def _micro_time() -> str:
-    """As the API wants times of Leases: with all six digits."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def micro_time(when: datetime) -> str:
+    """As the API wants times of Leases: with six digits after the point. The client takes them apart and puts
+    them together again, and leaves the digits out when they are 0.
+    """
+    return when.replace(microsecond=when.microsecond or 1).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -28,7 +28,10 @@ class AdmissionMetrics:
             registry=registry,
         )
         self.room = Gauge(
-            name("room_tokens"), "KV cache tokens that they may take in all", ["model"], registry=registry
+            name("room_tokens"),
+            "KV cache tokens that they may take in all; 0 if a worker does not say",
+            ["model"],
+            registry=registry,
         )
         self.wait = Histogram(
             name("wait_seconds"),
@@ -38,13 +41,19 @@ class AdmissionMetrics:
             registry=registry,
         )
         self.refusals = Counter(
-            name("refusals"), "Refused with 429 or 503 by reason", ["reason"], registry=registry
+            name("refusals"),
+            f"Refused with 429 or 503 by reason: {', '.join(REFUSALS)}",
+            ["reason"],
+            registry=registry,
         )
         self.client_requests = Counter(
             "moebius_gateway_client_requests", "Requests by API key", ["client"], registry=registry
         )
         self.client_tokens = Counter(
-            "moebius_gateway_client_tokens", "Tokens by API key", ["client", "kind"], registry=registry
+            "moebius_gateway_client_tokens",
+            "Tokens by API key: prompt, generated",
+            ["client", "kind"],
+            registry=registry,
         )
         for priority in Priority:
             self.waiting.labels(priority.name.lower())

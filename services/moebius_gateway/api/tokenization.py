@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import orjson
 from pydantic import Field, model_validator
@@ -14,9 +14,11 @@ from moebius_gateway.api.choices import check_ids
 from moebius_gateway.api.model_routes import known_model
 from moebius_gateway.api.openai.messages import Message, Tool, check_continued
 from moebius_gateway.api.services import Services
-from moebius_gateway.api.strict import Strict, refuse
+from moebius_gateway.api.strict import Checked, Many, Strict, refuse
 from moebius_gateway.text.conversation import Conversation
 from moebius_gateway.text.model import EncodedPrompt, TextModel
+
+MAX_DETOKENIZED = 1 << 20
 
 
 class TokenizeRequest(Strict):
@@ -25,8 +27,10 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = Field(
         None, description="with `prompt`: what the tokenizer puts at a text's beginning; by default `true`"
     )
-    messages: list[Message] | None = Field(None, min_length=1, description="as in chat completions")
-    tools: list[Tool] = Field([], description="as in chat completions")
+    messages: Annotated[Many[Message], Field(min_length=1)] | None = Field(
+        None, description="as in chat completions"
+    )
+    tools: Many[Tool] = Field([], description="as in chat completions")
     chat_template_kwargs: dict[str, Any] = Field({}, description="as in chat completions")
     continue_final_message: bool = Field(False, description="as in chat completions")
     add_generation_prompt: bool | None = Field(None, description="as in chat completions")
@@ -58,7 +62,7 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str = Field(min_length=1, max_length=256, description="one of `/v1/models`; 404 otherwise")
-    tokens: list[int] = Field(description="token ids")
+    tokens: Checked[int] = Field(max_length=MAX_DETOKENIZED, description="token ids")
 
 
 def _spelt(text: TextModel, ids: Sequence[int]) -> list[str]:

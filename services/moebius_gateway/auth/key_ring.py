@@ -28,7 +28,7 @@ class KeyRing:
         self._count = Gauge("moebius_gateway_api_keys", "API keys that are valid", registry=registry)
         self._reloads = Counter(
             "moebius_gateway_api_key_reloads",
-            "Changes of the file with API keys; faulty ones leave the keys as they are",
+            "Changes of the file with API keys: ok, or faulty, which leaves the keys as they are",
             ["result"],
             registry=registry,
         )

@@ -140,6 +140,8 @@ class ModelRunner:
         place = place_for(checkpoint, options)
         model = build_model(checkpoint.config, place)
         gpu = place.device.type == "cuda"
+        if gpu:
+            torch.cuda.set_device(place.device.index or 0)
         memory = Memory(*torch.cuda.mem_get_info(place.device)) if gpu else host_memory()
         loading = plan_weights(checkpoint, model, options, place, memory)
         step_tokens = options.max_step_tokens or STEP_TOKENS[place.device.type]

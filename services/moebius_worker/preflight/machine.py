@@ -81,8 +81,10 @@ class Cuda:
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
-        # For all graphs, of which none outlives its candidate.
+        # For all candidates' graphs, of which none outlives its candidate.
         self._pool = torch.cuda.graph_pool_handle()
+        # Does nothing but stay in the pool: PyTorch would not take one again that was without graphs.
+        self._keeper: torch.cuda.CUDAGraph | None = None
 
     def synchronise(self) -> None:
         torch.cuda.synchronize()
@@ -96,6 +98,12 @@ class Cuda:
             function()
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
+        if self._keeper is None:
+            self._keeper, _ = self._captured(lambda: torch.zeros(1, device="cuda"))
+        graph, result = self._captured(function)
+        return graph.replay, result
+
+    def _captured(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         graph = torch.cuda.CUDAGraph()
         # `torch.cuda.graph` would empty PyTorch's cache of memory each time.
         with torch.cuda.stream(self._stream):
@@ -108,14 +116,14 @@ class Cuda:
                     self._end(graph)
                 raise
             self._end(graph)
-        return graph.replay, result
+        return graph, result
 
     def _end(self, graph: torch.cuda.CUDAGraph) -> None:
         try:
             graph.capture_end()
         except RuntimeError:
             # PyTorch leaves the pool as if the capture went on, and would refuse it to the next.
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool, self._keeper = torch.cuda.graph_pool_handle(), None
             raise
 
     def microseconds(self, function: Callable[[], Any]) -> float:

@@ -26,7 +26,7 @@ class ModelSubject:
             torch.set_num_threads(options.threads)
         gpu = place.device.type == "cuda"
         if gpu:
-            torch.cuda.set_device(place.device)
+            torch.cuda.set_device(place.device.index or 0)
         self.device = device_here(place.device.type)
         self.machine = Cuda() if gpu else Host()
         self._model = build_model(checkpoint.config, place)

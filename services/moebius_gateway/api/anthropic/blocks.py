@@ -7,7 +7,7 @@ import orjson
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from moebius_gateway.api.strict import ANYTHING, Strict
+from moebius_gateway.api.strict import ANYTHING, Many, Strict
 from moebius_gateway.text.conversation import Message, ToolCall
 
 # Prefixes are cached without being asked to.
@@ -39,7 +39,7 @@ def _as_blocks(value: Any) -> Any:
 
 
 TextBlocks = Annotated[
-    list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])
+    Many[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | Many[TextBlock])
 ]
 
 
@@ -73,7 +73,7 @@ Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Fi
 
 class BlockMessage(Strict):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])]
+    content: Annotated[Many[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | Many[Block])]
 
     @field_validator("content", mode="before")
     @classmethod

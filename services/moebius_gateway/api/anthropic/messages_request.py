@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from moebius_gateway.api.anthropic.blocks import BlockMessage, TextBlocks, ToolUseBlock, joined
 from moebius_gateway.api.openai.messages import check_names
 from moebius_gateway.api.request import GenerationRequest, SamplingWishes, ToolChoice, ToolMode
-from moebius_gateway.api.strict import ANYTHING, Strict, refuse
+from moebius_gateway.api.strict import ANYTHING, Checked, Many, Strict, refuse
 from moebius_gateway.text.conversation import Conversation, Message
 from moebius_gateway.text.conversation import Tool as OfferedTool
 from moebius_gateway.text.grammar import Wanted, of_schema
@@ -75,14 +75,14 @@ class Metadata(Strict):
 
 class CountRequest(Strict):
     model: str = Field(min_length=1, max_length=256, description="one of `/v1/models`; 404 otherwise")
-    messages: Annotated[list[BlockMessage], Field(min_length=1)] = Field(
+    messages: Annotated[Many[BlockMessage], Field(min_length=1)] = Field(
         description="blocks `text`, `thinking`, `tool_use`, `tool_result`; images and documents: 400. An "
         "assistant's at the end is begun, and the answer goes on with it"
     )
     system: TextBlocks = Field(
         [], description=f"a string or text blocks; such as begin with `{ATTRIBUTION}` are left out"
     )
-    tools: list[Tool] = Field([], description="`strict` keeps the input to the schema")
+    tools: Many[Tool] = Field([], description="`strict` keeps the input to the schema")
     tool_choice: Choice = Field(Choice(type="auto"), description="`auto`, `any`, `tool`, `none`; enforced")
     thinking: Thinking | None = Field(None, description="left out: as the model does by itself")
     output_config: OutputConfig | None = Field(None, description="`effort`, `format` (`json_schema`)")
@@ -147,7 +147,7 @@ class CountRequest(Strict):
 
 class MessagesRequest(CountRequest):
     max_tokens: int = Field(ge=1, description="a limit: what does not fit behind the prompt is cut off it")
-    stop_sequences: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field([], max_length=16)
+    stop_sequences: Checked[Annotated[str, Field(min_length=1, max_length=1024)]] = Field([], max_length=16)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, le=2**31 - 1)

@@ -9,14 +9,14 @@ from moebius_gateway.api.openai.parameters import GenerationParameters
 from moebius_gateway.api.openai.structured import ResponseFormat, the_one
 from moebius_gateway.api.openai.tool_choice import tool_choice
 from moebius_gateway.api.request import GenerationRequest
-from moebius_gateway.api.strict import refuse
+from moebius_gateway.api.strict import Many, refuse
 from moebius_gateway.text.conversation import Conversation
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(GenerationParameters):
-    messages: Annotated[list[Message], Field(min_length=1)] = Field(
+    messages: Annotated[Many[Message], Field(min_length=1)] = Field(
         description="roles `system`, `developer`, `user`, `assistant` (with `tool_calls` and "
         "`reasoning_content`), `tool`; content a string or text parts. Images and audio: 400"
     )
@@ -25,7 +25,7 @@ class ChatRequest(GenerationParameters):
         False, description="after penalties and bias, before a grammar's mask, temperature and truncation"
     )
     top_logprobs: int = Field(0, ge=0, le=20)
-    tools: list[Tool] = Field([], description="functions; `strict` keeps their arguments to the schema")
+    tools: Many[Tool] = Field([], description="functions; `strict` keeps their arguments to the schema")
     tool_choice: Any = Field(
         None, description="`none`, `auto`, `required`, a function, or `allowed_tools`; enforced"
     )

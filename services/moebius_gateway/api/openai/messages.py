@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from moebius_gateway.api.strict import ANYTHING, Strict, refuse
+from moebius_gateway.api.strict import ANYTHING, Many, Strict, refuse
 from moebius_gateway.api.text_parts import joined
 from moebius_gateway.text import conversation
 
@@ -36,7 +36,7 @@ class Message(Strict):
     content: Text | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] = Field([])
+    tool_calls: Many[ToolCall] = Field([])
     reasoning_content: str = ""
     reasoning: str = ""
 

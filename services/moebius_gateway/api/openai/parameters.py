@@ -1,5 +1,6 @@
 """Parameters that chat and plain completions share: their ranges, defaults and neutral values."""
 
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -7,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from moebius_gateway.api.openai.structured import StructuredOutputs, wanted_by
 from moebius_gateway.api.request import SamplingWishes
-from moebius_gateway.api.strict import Strict, refuse
+from moebius_gateway.api.strict import Checked, Many, Strict, refuse
 from moebius_gateway.text.grammar import Wanted
 
 MAX_CHOICES = 128
@@ -15,6 +16,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_BIASES = 1024
 MAX_ID_DIGITS = 19
+MAX_LABELS = 64
 LABEL = "a label; nothing depends on it"
 
 
@@ -22,17 +24,27 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _few(value: Any, most: int) -> Any:
+    """Before any of them is looked at."""
+    if isinstance(value, dict) and len(value) > most:
+        raise PydanticCustomError("too_long", "at most {most} keys", {"most": most})
+    return value
+
+
 def _bias_by_id(value: Any) -> Any:
     """JSON has no integer keys."""
-    if not isinstance(value, dict):
+    if not isinstance(_few(value, MAX_BIASES), dict):
         return value
     if not all(key.isdecimal() and key.isascii() and len(key) <= MAX_ID_DIGITS for key in value):
         raise PydanticCustomError("logit_bias", "keys must be token ids")
     return {int(key): bias for key, bias in value.items()}
 
 
+Labels = Annotated[
+    dict[str, str], BeforeValidator(partial(_few, most=MAX_LABELS)), Field(max_length=MAX_LABELS)
+]
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-_Stops = Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+_Stops = Annotated[Checked[_Stop], Field(max_length=MAX_STOPS)]
 Stops = Annotated[_Stops, BeforeValidator(_as_list, json_schema_input_type=_Stop | _Stops)]
 
 _Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -77,7 +89,7 @@ class GenerationParameters(Strict):
     )
     min_tokens: int = Field(0, ge=0, description="no stop before; not above `max_tokens`")
     stop: Stops = Field([], description="up to 16 strings, matched across tokens, not delivered")
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=1024)
+    stop_token_ids: Checked[Annotated[int, Field(ge=0)]] = Field([], max_length=1024)
     ignore_eos: bool = False
 
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="64 bits; same seed, same draws")
@@ -98,7 +110,7 @@ class GenerationParameters(Strict):
 
     guided_json: dict[str, Any] | str | None = Field(None, description="a JSON schema")
     guided_regex: str | None = Field(None, min_length=1, description="in Rust's syntax")
-    guided_choice: list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1)
+    guided_choice: Many[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1)
     guided_grammar: str | None = Field(None, min_length=1, description="Lark or GBNF")
     structured_outputs: StructuredOutputs | None = Field(
         None, description="`json`, `json_object`, `regex`, `choice` or `grammar`: the same under one name"
@@ -107,7 +119,7 @@ class GenerationParameters(Strict):
     user: str = Field("", description=LABEL)
     safety_identifier: str = Field("", description=LABEL)
     prompt_cache_key: str = Field("", description=LABEL)
-    metadata: dict[str, str] = Field({}, description=LABEL)
+    metadata: Labels = Field({}, description=LABEL)
 
     neutral: ClassVar = {
         "best_of": (1,),

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from moebius_gateway.api.body import MAX_NESTING, nesting
 from moebius_gateway.api.errors import invalid
-from moebius_gateway.api.strict import Strict, refuse
+from moebius_gateway.api.strict import Many, Strict, refuse
 from moebius_gateway.text.grammar import (
     GrammarError,
     Part,
@@ -54,7 +54,7 @@ class StructuredOutputs(Strict):
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: bool = False
     regex: str | None = Field(None, min_length=1)
-    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1)
+    choice: Many[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1)
     grammar: str | None = Field(None, min_length=1)
     neutral: ClassVar = {
         "disable_fallback": (True,),

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from moebius_gateway.api.answer import Call, Part, Said, Thought
-from moebius_gateway.api.strict import ANYTHING, Strict
+from moebius_gateway.api.strict import ANYTHING, Many, Strict
 from moebius_gateway.api.text_parts import joined
 from moebius_gateway.text.conversation import Message, ToolCall
 
@@ -54,8 +54,8 @@ class ReasoningText(Strict):
 
 class ReasoningItem(Strict):
     type: Literal["reasoning"]
-    summary: list[ReasoningText] = Field([])
-    content: list[ReasoningText] = Field([])
+    summary: Many[ReasoningText] = Field([])
+    content: Many[ReasoningText] = Field([])
     encrypted_content: str | None = None
     neutral: ClassVar = OURS
 

@@ -8,12 +8,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from moebius_gateway.api.openai.chat_request import Effort
 from moebius_gateway.api.openai.messages import ToolName, check_names
-from moebius_gateway.api.openai.parameters import LABEL
+from moebius_gateway.api.openai.parameters import LABEL, Labels
 from moebius_gateway.api.openai.structured import ANY_OBJECT
 from moebius_gateway.api.openai.tool_choice import tool_choice
 from moebius_gateway.api.request import GenerationRequest, SamplingWishes
 from moebius_gateway.api.responses.items import InputItem, conversation_messages, decodable
-from moebius_gateway.api.strict import ANYTHING, Strict, refuse
+from moebius_gateway.api.strict import ANYTHING, Many, Strict, refuse
 from moebius_gateway.text.conversation import Conversation, Message
 from moebius_gateway.text.conversation import Tool as OfferedTool
 from moebius_gateway.text.grammar import Wanted, of_schema
@@ -72,15 +72,15 @@ class StreamOptions(Strict):
 class InputTokensRequest(Strict):
     model: str = Field(min_length=1, max_length=256, description="one of `/v1/models`; 404 otherwise")
     input: Annotated[
-        list[Annotated[InputItem, AfterValidator(decodable)]],
+        Many[Annotated[InputItem, AfterValidator(decodable)]],
         Field(min_length=1),
-        BeforeValidator(_as_items, json_schema_input_type=str | list[InputItem]),
+        BeforeValidator(_as_items, json_schema_input_type=str | Many[InputItem]),
     ] = Field(description="a string, or items: messages, reasoning, function calls and outputs; text only")
     instructions: str | None = None
     previous_response_id: str | None = Field(
         None, description="kept in memory by this gateway; 404 when gone"
     )
-    tools: list[FunctionTool] = Field(
+    tools: Many[FunctionTool] = Field(
         [], description="functions; `strict` keeps their arguments to the schema"
     )
     tool_choice: Any = Field(
@@ -127,7 +127,7 @@ class ResponsesRequest(InputTokensRequest):
     stream_options: StreamOptions | None = None
     background: bool = Field(False, description="not together with `stream`; poll, or cancel")
     store: bool = Field(True, description="the last ones are kept in memory, by this gateway alone")
-    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] = Field([])
+    include: Many[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] = Field([])
     max_output_tokens: int | None = Field(
         None, ge=1, description="a limit: what does not fit behind the prompt is cut off it"
     )
@@ -138,7 +138,7 @@ class ResponsesRequest(InputTokensRequest):
     user: str = Field("", description=LABEL)
     safety_identifier: str = Field("", description=LABEL)
     prompt_cache_key: str = Field("", description=LABEL)
-    metadata: dict[str, str] = Field({}, description=LABEL)
+    metadata: Labels = Field({}, description=LABEL)
 
     neutral: ClassVar = InputTokensRequest.neutral | {
         "access_programs": (),

@@ -86,11 +86,12 @@ class Gemma4Layer(Layer):
         self.scalar = Vector(1)
 
     def __call__(
-        self, x: torch.Tensor, context: StepContext, own_input: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self, residual: Residual, context: StepContext, own_input: torch.Tensor | None = None
+    ) -> Residual:
         """`own_input` [T, width]: of a model with inputs for each layer, this one's."""
         norms = self.norms
-        y = self.attention(norms["input_layernorm"](x), context)
+        x, y = norms["input_layernorm"].of_sum(residual)
+        y = self.attention(y, context)
         x, y = norms["pre_feedforward_layernorm"].of_sum(Residual(x, norms["post_attention_layernorm"](y)))
         y = self.mlp(y)
         if self.experts is not None:
@@ -100,7 +101,7 @@ class Gemma4Layer(Layer):
         if self.own_inputs is not None:
             assert own_input is not None
             x = self.own_inputs(x, own_input)
-        return x * self.scalar.data
+        return Residual(x * self.scalar.data)
 
     def slots(self, prefix: str) -> Slots:
         slots = self.attention.slots(f"{prefix}.self_attn") | self.mlp.slots(f"{prefix}.mlp")
@@ -146,10 +147,11 @@ class Gemma4ForCausalLM(Decoder):
         own_inputs: Sequence[torch.Tensor | None] = [None] * len(self.blocks)
         if self.layer_inputs is not None:
             own_inputs = self.layer_inputs(x, context.token_ids)
+        residual = Residual(x)
         for layer, own_input in zip(self.blocks, own_inputs, strict=True):
-            x = layer(x, context, own_input)
+            residual = layer(residual, context, own_input)
             progress()
-        return x
+        return residual.total()
 
     def embed(self, context: StepContext) -> torch.Tensor:
         x = super().embed(context)

@@ -1,0 +1,132 @@
+"""Who leads: one at a time, whatever clocks, conflicts and silences there are."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+import pytest
+
+from moebius_controller.kubernetes.lease import Lease, micro_time
+from tests.cluster_fakes import FakeApi
+from tests.controller.cluster import LEASE
+
+DURATION = 1.0
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    with FakeApi() as api:
+        yield api
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def contender(api: FakeApi, name: str, stack: ExitStack | None = None) -> Lease:
+    """Starts it; `stack` stops it."""
+    lease = Lease(api.client(), "default", "moebius-controller", name, DURATION, lambda: None)
+    lease.start()
+    if stack is not None:
+        stack.callback(lease.stop)
+    return lease
+
+
+def until(condition: Callable[[], object], within: float = 15.0) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def spec(api: FakeApi) -> dict[str, object]:
+    found = api.get(LEASE)
+    assert found is not None
+    return found["spec"]
+
+
+def test_the_first_one_leads_and_goes_on(api: FakeApi, stack: ExitStack) -> None:
+    first = contender(api, "a", stack)
+    until(lambda: first.leading)
+    assert first.term == 1
+    second = contender(api, "b", stack)
+    end = time.monotonic() + 3 * DURATION
+    while time.monotonic() < end:
+        assert first.leading
+        assert not second.leading
+        time.sleep(0.02)
+    assert (spec(api)["holderIdentity"], spec(api)["leaseTransitions"]) == ("a", 1)
+    assert first.term == 1
+
+
+def test_times_are_written_as_the_api_wants_them(api: FakeApi, stack: ExitStack) -> None:
+    lease = contender(api, "a", stack)
+    until(lambda: lease.leading)
+    for name in ("acquireTime", "renewTime"):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|\+00:00)", str(spec(api)[name]))
+    assert micro_time(datetime(2026, 1, 1, tzinfo=UTC)) == "2026-01-01T00:00:00.000001Z"
+
+
+def test_who_stops_gives_it_back(api: FakeApi, stack: ExitStack) -> None:
+    first = contender(api, "a")
+    until(lambda: first.leading)
+    second = contender(api, "b", stack)
+    time.sleep(0.3)
+    first.stop()
+    assert not first.leading
+    assert until(lambda: second.leading) < DURATION
+    assert spec(api)["leaseTransitions"] == 2
+
+
+def test_one_that_died_is_succeeded_after_its_duration(api: FakeApi, stack: ExitStack) -> None:
+    """Whatever the time is that it wrote: only that it does not change counts."""
+    api.put(
+        LEASE.rpartition("/")[0],
+        {
+            "kind": "Lease",
+            "metadata": {"name": "moebius-controller"},
+            "spec": {
+                "holderIdentity": "dead",
+                "leaseDurationSeconds": 1,
+                "renewTime": "2099-01-01T00:00:00.000000Z",
+                "leaseTransitions": 7,
+            },
+        },
+    )
+    lease = contender(api, "b", stack)
+    assert until(lambda: lease.leading) >= DURATION - 0.1
+    assert spec(api)["leaseTransitions"] == 8
+
+
+def test_who_cannot_renew_it_stops_to_lead_before_another_may_begin(api: FakeApi, stack: ExitStack) -> None:
+    lease = contender(api, "a", stack)
+    until(lambda: lease.leading)
+    renewed = spec(api)["renewTime"]
+    until(lambda: spec(api)["renewTime"] != renewed)
+    api.faults.refuse = 500
+    assert until(lambda: not lease.leading) < DURATION
+    api.faults.refuse = None
+    until(lambda: lease.leading)
+    assert lease.term == 2, "it is to read again what was done meanwhile"
+
+
+def test_who_lost_it_leads_no_more(api: FakeApi, stack: ExitStack) -> None:
+    lease = contender(api, "a", stack)
+    until(lambda: lease.leading)
+    api.change(LEASE, lambda one: one["spec"].update(holderIdentity="b"))
+    until(lambda: not lease.leading)
+
+
+def test_of_many_who_want_it_at_once_one_has_it(api: FakeApi, stack: ExitStack) -> None:
+    contenders = [contender(api, f"c-{number}", stack) for number in range(8)]
+    until(lambda: any(one.leading for one in contenders))
+    end = time.monotonic() + 1.5 * DURATION
+    while time.monotonic() < end:
+        assert sum(one.leading for one in contenders) <= 1
+        time.sleep(0.01)
+    assert sum(one.term for one in contenders) == 1
