@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 # As Grafana calls them.
-Unit = Literal["short", "s", "percentunit", "reqps", "bytes", "tok/s", "dateTimeFromNow"]
+Unit = Literal["short", "s", "percentunit", "reqps", "bytes", "tok/s"]
 Kind = Literal["stat", "lines", "stack", "bars", "table", "states"]
 
 

@@ -1,7 +1,7 @@
 """Every death, what it cost, how it ended."""
 
 from deploy.boards.panels import Board, Panel, Row
-from deploy.boards.queries import increase, recent_quantile, series, total
+from deploy.boards.queries import each, increase, recent_quantile, total
 
 OUTCOMES = {"resumed": "green", "abandoned": "blue", "poisoned": "purple", "failed": "red"}
 REASONS = {"ENGINE_DEAD": "orange", "ENGINE_STALLED": "yellow", "GPU_FAULT": "red", "DRAINING": "blue"}
@@ -9,10 +9,13 @@ EVENTS = {
     "died": "red",
     "killed": "orange",
     "level set": "yellow",
-    "node marked": "purple",
+    "node marked": "yellow",
+    "gave up": "purple",
     "started": "blue",
     "ready": "green",
 }
+# By the gateway that thinks worst of it.
+ON_TRIAL = each("moebius_gateway_worker_on_trial", "worker")
 
 RECOVERY = Board(
     "recovery",
@@ -106,7 +109,7 @@ RECOVERY = Board(
                     "Breakers",
                     "Workers on trial: after repeated deaths without a token in between they get one "
                     "request at a time, until one is delivered.",
-                    {"{{worker}}": f"max by (worker) ({series('moebius_gateway_worker_on_trial')}) > 0"},
+                    {"on trial": total(ON_TRIAL), "{{worker}}": f"{ON_TRIAL} > 0"},
                     thresholds={1: "red"},
                 ),
             ),

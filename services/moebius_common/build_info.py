@@ -1,21 +1,9 @@
-"""What every service tells Prometheus of itself, and how."""
+"""What every service tells Prometheus of itself."""
 
 import platform
-from collections.abc import Callable, Iterable
 from importlib.metadata import version
-from typing import Any
 
-from prometheus_client import (
-    CONTENT_TYPE_PLAIN_0_0_4,
-    CollectorRegistry,
-    Gauge,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
-
-# As wsgiref calls it, with the environment and the function that begins an answer.
-App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics
 
 
 def tell_build(service: str, registry: CollectorRegistry) -> None:
@@ -30,16 +18,3 @@ def tell_build(service: str, registry: CollectorRegistry) -> None:
         registry=registry,
     )
     info.labels(version("moebius"), platform.python_version()).set(1)
-
-
-def metrics_app(registry: CollectorRegistry) -> App:
-    """Answers scrapes, always in the plain format.
-
-    In OpenMetrics, for which Prometheus 2 asks first, the library writes `vllm_` for `vllm:`.
-    """
-
-    def answer(_: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        start("200 OK", [("Content-Type", CONTENT_TYPE_PLAIN_0_0_4)])
-        return [generate_latest(registry)]
-
-    return answer

@@ -29,6 +29,10 @@ from moebius_controller.types import (
     Step,
 )
 
+# Seconds for which a worker's engine cannot be started until it is clear that the worker does not take up the
+# level that was set. Less than those of the rung that replaces it.
+LEVEL_PATIENCE = 15.0
+
 
 def decide(
     observations: Sequence[Observation],
@@ -56,6 +60,7 @@ class _Look:
         self._hangs = [rung for rung in policy.ladder if rung.when in HANGS]
         self._ready = Counter(case.seen.group for case in cases if self._serves(case))
         self._marked = set(marked_nodes)
+        self._just_marked: set[str] = set()
 
     def decide(self, case: Case) -> Action | None:
         seen, past = case.seen, case.past
@@ -96,6 +101,11 @@ class _Look:
         seen, past = case.seen, case.past
         if seen.held or self._rolling(case) or (seen.ready and rung.when not in HANGS):
             return None
+        if rung.when in HANGS:
+            if not seen.kept:
+                return Replace(seen.worker, seen.run, cause)  # The pause is before the next start.
+            # Whatever it was given up for, it has got further than that.
+            past = replace(past, given_up_at=0.0)
         since = past.given_up_at or past.died_at
         # A negative time is a clock that was set back: no reason to wait for it to catch up.
         if 0 <= case.now - since < restart_delay(seen.worker, past, self._policy):
@@ -119,7 +129,10 @@ class _Look:
             if len(self._marked) >= self._policy.max_marked_nodes:
                 return None
             self._marked.add(seen.node)
+            self._just_marked.add(seen.node)
             return MarkNode(seen.worker, seen.run, cause, seen.node)
+        if seen.node in self._just_marked:
+            return None  # Its successor could come back before the mark is there.
         if self._rolling(case) or seen.held or seen.run <= past.replaced or _loads(seen):
             return None
         if not self._serves(case):
@@ -149,9 +162,12 @@ def _next_level(case: Case, cause: Cause) -> Action | None:
 
 
 def _level_in_effect(case: Case) -> bool:
-    """What went wrong went wrong on the level that was set last."""
-    health = case.seen.health
-    return case.seen.death is not None or health is None or health.level >= case.past.level
+    """What went wrong went wrong on the level that was set last, or the worker takes up no level."""
+    health, past = case.seen.health, case.past
+    if case.seen.death is not None or health is None or health.level >= past.level:
+        return True
+    had_it_from_the_start = past.started_at > past.level_at
+    return had_it_from_the_start and past.failed_at > 0 and case.now - past.failed_at >= LEVEL_PATIENCE
 
 
 def _loads(seen: Observation) -> bool:

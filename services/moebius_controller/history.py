@@ -162,7 +162,8 @@ def _did(past: Past, action: Action, seen: Observation, policy: Policy, now: flo
         case Replace():
             if action.force:
                 return replace(past, forced=action.run)
-            if action.run > past.dead and not action.drain:
+            # One that is moved, or tried again after it was given up, did not die.
+            if action.run > past.dead and not action.drain and not past.given_up_at:
                 past = replace(past, died_at=now, deaths=_row(past, policy, now) + 1)
             return replace(past, replaced=action.run, given_up_at=0.0)
         case SetLevel():

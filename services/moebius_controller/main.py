@@ -11,10 +11,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from moebius_cluster.errors import ClusterError
+from moebius_common.http_listener import Probe, serve_http
 from moebius_common.logs import configure_logs
 from moebius_common.settings import read_settings
 from moebius_controller.control import Controller
-from moebius_controller.http_server import serve_http
 from moebius_controller.local.driver import LocalDriver
 from moebius_controller.metrics import ControllerMetrics
 from moebius_controller.settings import ControllerSettings
@@ -55,7 +55,7 @@ async def _keep_processes(
     driver = LocalDriver(stack.workers, _history(settings))
     controller = Controller(driver, settings.policy(), memory, metrics)
     if settings.metrics_listen is not None:
-        serve_http(settings.metrics_listen, registry, controller.alive, controller.alive)
+        _serve_http(settings.metrics_listen, registry, controller.alive, controller.alive)
     metrics.leads(True)
     stop, hurry = asyncio.Event(), asyncio.Event()
     _on_signals(stop, hurry, driver.wake)
@@ -80,7 +80,7 @@ async def _keep_pods(
     driver = PodDriver(cluster, settings, metrics)
     controller = Controller(driver, settings.policy(), driver.memory, metrics)
     if settings.metrics_listen is not None:
-        serve_http(settings.metrics_listen, registry, controller.alive, driver.synced)
+        _serve_http(settings.metrics_listen, registry, controller.alive, driver.synced)
     stop = asyncio.Event()
     _on_signals(stop, asyncio.Event(), driver.wake)
     async with driver:
@@ -92,6 +92,17 @@ def _keep_grpc() -> None:
     the middle of the event loop, where it may wait for the loop itself (github.com/grpc/grpc/pull/40989).
     """
     grpc.aio.init_grpc_aio()
+
+
+def _serve_http(address: str, registry: CollectorRegistry, alive: Probe, ready: Probe) -> None:
+    """`alive`: the loop turns. `ready`: the workers can be seen; who does not lead is ready as well."""
+    try:
+        serve_http(address, registry, {"/healthz": alive, "/readyz": ready})
+    except OSError as error:
+        sys.exit(
+            f"moebius-controller: cannot serve metrics on {address} ({error.strerror}): "
+            "choose another with --metrics-listen"
+        )
 
 
 def _on_signals(stop: asyncio.Event, hurry: asyncio.Event, wake: Callable[[], None]) -> None:

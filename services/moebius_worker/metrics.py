@@ -177,7 +177,6 @@ class WorkerCollector(Collector):
         for name, level, about in gauges:
             yield GaugeMetricFamily(f"moebius_worker_{name}", about, value=level)
         for name, value, about in (
-            ("engine_steps", totals.step, "Engine steps"),
             ("prompt_tokens", totals.prompt_tokens, "Tokens submitted, those generated elsewhere included"),
             ("generated_tokens", totals.generated_tokens, "Tokens generated"),
             ("cached_tokens", totals.cached_tokens, "Prompt tokens found in the prefix cache"),
@@ -200,8 +199,8 @@ class WorkerCollector(Collector):
             "that were watched",
             labels=["layer"],
         )
-        for layer, value in enumerate(state.experts.imbalance):
-            imbalance.add_metric([str(layer)], value)
+        for layer, ratio in enumerate(state.experts.imbalance):
+            imbalance.add_metric([str(layer)], ratio)
         yield imbalance
 
     def _vllm(self, model: worker_pb2.Model) -> Iterator[Metric]:

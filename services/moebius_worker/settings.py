@@ -196,6 +196,8 @@ class WorkerSettings(ServiceSettings):
 
     def at_level(self, level: int) -> Self:
         """As an engine gets them on a fallback level. Raises ValueError if the level's settings are wrong."""
+        if level == 0:
+            return self.model_copy(update={"fallback_levels": ()})
         levels = self.fallback_levels[:level]
         plain = self.model_dump(mode="json") | {"fallback_levels": []}
         try:

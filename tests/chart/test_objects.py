@@ -8,6 +8,7 @@ import pytest
 
 from tests.chart.matrix import EVERYTHING, HUB, LONG, MATRIX
 from tests.chart.rendering import (
+    ROOT,
     SIMULATED,
     Object,
     Values,
@@ -189,3 +190,64 @@ def test_kinds_that_moved_are_asked_for_where_they_are(kube: str, budget: str, s
     objects = render(merged(HUB, {"gateway": {"autoscaling": {"enabled": True}}}), kube=kube)
     assert {one["apiVersion"] for one in of_kind(objects, "PodDisruptionBudget")} == {budget}
     assert {one["apiVersion"] for one in of_kind(objects, "HorizontalPodAutoscaler")} == {scaler}
+
+
+VERBS = {
+    "list": {"list", "watch"},
+    "read": {"get"},
+    "create": {"create"},
+    "replace": {"update"},
+    "patch": {"patch"},
+    "delete": {"delete"},
+}
+CALL = re.compile(r"\.(list|read|create|replace|patch|delete)_(?:namespaced_)?(?!task)(\w+)\b")
+
+
+def calls(*sources: str) -> set[tuple[str, str]]:
+    """(resource, verb) of what the code asks of the API, by the names of the client's methods."""
+    found = set()
+    for source in sources:
+        for path in (ROOT / "services").glob(source):
+            for verb, kind in CALL.findall(path.read_text()):
+                found |= {(f"{kind.replace('_', '')}s", one) for one in VERBS[verb]}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("account", "sources"),
+    [
+        ("gateway", ("moebius_gateway/workers/discovery.py",)),
+        ("controller", ("moebius_controller/kubernetes/*.py",)),
+    ],
+)
+def test_accounts_may_do_what_their_program_does_and_nothing_else(
+    account: str, sources: tuple[str, ...]
+) -> None:
+    objects = render(SIMULATED, namespace="llm")
+    bindings = [
+        one
+        for kind in ("RoleBinding", "ClusterRoleBinding")
+        for one in of_kind(objects, kind)
+        if [subject["name"] for subject in one["subjects"]] == [f"moebius-{account}"]
+    ]
+    allowed = {
+        (resource, verb)
+        for binding in bindings
+        for rule in the(objects, binding["roleRef"]["kind"], binding["roleRef"]["name"])["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    asked = calls(*sources)
+    assert asked
+    assert allowed == asked
+
+
+def test_what_the_controller_writes_goes_with_the_release() -> None:
+    objects = render(SIMULATED)
+    controller = the(objects, "Deployment", "moebius-controller")
+    for kind, option in (("Lease", "lease-name"), ("ConfigMap", "state-configmap")):
+        name = flag(controller, option)
+        assert name is not None
+        assert "data" not in the(objects, kind, name)
+        rules = the(objects, "Role", "moebius-controller")["rules"]
+        assert [name] in [rule.get("resourceNames") for rule in rules]

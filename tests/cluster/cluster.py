@@ -28,6 +28,10 @@ class Pod:
     node: str
 
 
+# What would be others after a death: by pod, by pod and container, or by these and engine.
+Lives = set[tuple[str, int, float]]
+
+
 def run(*command: str, check: bool = True, stdin: str | None = None) -> str:
     done = subprocess.run(command, capture_output=True, text=True, input=stdin)
     assert not check or done.returncode == 0, f"{' '.join(command[:6])} ...: {done.stdout}{done.stderr}"
@@ -52,14 +56,24 @@ class Cluster:
         return run("kubectl", "--namespace", NAMESPACE, "exec", pod, "--", *command, check=check)
 
     def metrics(self, pod: str, port: int) -> dict[str, float]:
-        """By name, summed over labels."""
+        """By name, summed over labels; empty if it does not answer."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}:{port}/proxy/metrics"
         sums: dict[str, float] = {}
         for name, value in re.findall(
-            r"^(\w[\w:]*)(?:\{.*\})? (\S+)$", run("kubectl", "get", "--raw", path), re.M
+            r"^(\w[\w:]*)(?:\{.*\})? (\S+)$", run("kubectl", "get", "--raw", path, check=False), re.M
         ):
             sums[name] = sums.get(name, 0.0) + float(value)
         return sums
+
+    def lives(self, kind: str) -> Lives:
+        """Of workers: pods; or containers, which die with those; or engines, which die with both."""
+
+        def engines(pod: Pod) -> float:
+            name = "moebius_worker_engine_restarts_total"
+            return self.metrics(pod.name, 9401).get(name, -1) if kind == "engines" else 0
+
+        pods = self.pods("worker")
+        return {(pod.uid, pod.restarts if kind != "pods" else 0, engines(pod)) for pod in pods}
 
     def version(self) -> tuple[int, int]:
         code = client.VersionApi(self.api).get_code()

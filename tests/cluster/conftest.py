@@ -54,17 +54,21 @@ class Scenes:
         self._workers = 0
         self._load: Load | None = None
 
-    async def with_workers(self, workers: int) -> Load:
+    async def with_workers(self, workers: int = 2) -> Load:
         """Clients of a release with so many workers, all of which are ready."""
         if workers != self._workers:
             started = time.monotonic()
-            await asyncio.to_thread(release.install, {"models": {release.MODEL: {"replicas": workers}}})
+            await asyncio.to_thread(release.install, release.workers(workers))
             self.report.add(f"release with {workers} workers", ready=time.monotonic() - started)
             self._workers = workers
         await all_ready(self.cluster)
         if self._load is None:
             self._load = await new_load(release.url(), release.MODEL, STREAMS)
         return Load(self._load.url, self._load.model, self._load.undisturbed)
+
+    def forget(self) -> None:
+        """After the release is gone."""
+        self._workers = 0
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

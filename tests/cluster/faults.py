@@ -29,7 +29,7 @@ def busiest(cluster: Cluster) -> Pod:
     """The worker with most running requests."""
 
     def running(pod: Pod) -> float:
-        return cluster.metrics(pod.name, 9401)["moebius_worker_requests_running"]
+        return cluster.metrics(pod.name, 9401).get("moebius_worker_requests_running", 0)
 
     workers = {pod.name: running(pod) for pod in cluster.pods("worker") if pod.ready and not pod.ending}
     name = max(workers, key=lambda name: workers[name])

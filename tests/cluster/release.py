@@ -70,6 +70,10 @@ def _place() -> dict[str, Any]:
     }
 
 
+def workers(count: int) -> dict[str, Any]:
+    return {"models": {MODEL: {"replicas": count}}}
+
+
 def install(more: dict[str, Any] | None = None, *, timeout: str = "180s") -> None:
     helm(
         *("upgrade", "--install", "--create-namespace", RELEASE, str(CHART), "--wait", "--timeout", timeout),

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from tests.cluster.cluster import Cluster, Pod
+from tests.cluster.cluster import Cluster, Lives, until
 from tests.cluster.conftest import STREAMS, Scenes
-from tests.cluster.faults import FAULTS, all_ready
+from tests.cluster.faults import FAULTS
 from tests.cluster.load import Load
 from tests.cluster.scenarios import SCENARIOS, Scenario
 
@@ -20,12 +20,12 @@ async def test_streams_outlive(scenario: Scenario, scenes: Scenes) -> None:
     if any(FAULTS[event.fault].lab for event in scenario.events) and not cluster.lab:
         pytest.skip("needs a lab")
     load = await scenes.with_workers(scenario.workers)
-    before = await all_ready(cluster)
+    lives = await asyncio.to_thread(cluster.lives, scenario.changes)
     stop = asyncio.Event()
     running = asyncio.create_task(load.run(STREAMS, stop))
     try:
         struck, seconds = await strike(scenario, cluster, load)
-        after, ready = await recovered(scenario, cluster, before, struck)
+        ready = await recovered(scenario, cluster, lives, struck)
     finally:
         stop.set()
         await running
@@ -35,8 +35,6 @@ async def test_streams_outlive(scenario: Scenario, scenes: Scenes) -> None:
     )
     assert not load.failures()
     assert gap < scenario.max_gap
-    if scenario.new_pods:
-        assert {pod.uid for pod in before} != {pod.uid for pod in after}
 
 
 async def strike(scenario: Scenario, cluster: Cluster, load: Load) -> tuple[float, float]:
@@ -54,20 +52,13 @@ async def strike(scenario: Scenario, cluster: Cluster, load: Load) -> tuple[floa
     return first, time.monotonic() - first
 
 
-async def recovered(
-    scenario: Scenario, cluster: Cluster, before: list[Pod], struck: float
-) -> tuple[list[Pod], float]:
-    """The workers once all are ready again and what must have changed has, and seconds since the fault."""
+async def recovered(scenario: Scenario, cluster: Cluster, lives: Lives, struck: float) -> float:
+    """Seconds from the fault until all workers are ready, and what must have changed has."""
 
-    def changed(pods: list[Pod]) -> bool:
-        if {pod.uid for pod in before} != {pod.uid for pod in pods}:
-            return True  # whoever replaced it: a controller may be faster than a kubelet that waits
-        restarts = sum(pod.restarts for pod in pods) - sum(pod.restarts for pod in before)
-        return not scenario.new_pods and (restarts > 0 or not scenario.restarts)
+    def well() -> bool:
+        pods = cluster.pods("worker")
+        ready = len(pods) == scenario.workers and all(pod.ready and not pod.ending for pod in pods)
+        return ready and (scenario.changes == "nothing" or cluster.lives(scenario.changes) != lives)
 
-    while True:
-        pods = await all_ready(cluster)
-        if changed(pods) and len(pods) == scenario.workers:
-            return pods, time.monotonic() - struck
-        assert time.monotonic() - struck < 120, f"nothing has changed: {pods}"
-        await asyncio.sleep(0.2)
+    await until(well, 180, f"workers are ready again and {scenario.changes} others")
+    return time.monotonic() - struck

@@ -88,6 +88,8 @@ class FakePod:
     engine_restarts: int = 0
     fault: str = ""
     fault_at: float = 0.0
+    # It takes no notice of levels.
+    deaf: bool = False
 
     @property
     def uid(self) -> str:
@@ -140,7 +142,7 @@ class FakePod:
             "GPU_FAULT" if "device" in self.fault else "ENGINE_DEAD",
             self.fault_at,
             self.engine_restarts,
-            self.level,
+            0 if self.deaf else self.level,
             levels=LEVELS,
         )
         return Answers(self.last_health, 0.0)

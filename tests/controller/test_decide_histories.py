@@ -40,7 +40,9 @@ policies = st.builds(
 )
 # Time that passes until the next look, and what becomes of which worker before it.
 steps = st.lists(
-    st.tuples(st.floats(0.01, 15), st.integers(0, WORKERS - 1), st.sampled_from(Condition)), max_size=60
+    st.tuples(st.floats(0.01, 15), st.integers(0, WORKERS - 1), st.sampled_from(Condition)),
+    min_size=5,
+    max_size=40,
 )
 
 
@@ -62,7 +64,7 @@ def waited_enough(fleet: Fleet, worker: FakeWorker) -> bool:
     return waited and fleet.now - past.failed_at >= FAILED_SECONDS
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(policy=policies, steps=steps)
 def test_every_cause_has_one_action_and_every_death_a_restart(
     state_file: Path, policy: Policy, steps: list[tuple[float, int, Condition]]

@@ -199,6 +199,18 @@ def test_a_worker_whose_engine_cannot_be_started_goes_down_the_levels() -> None:
     assert troubles(cluster)[3:] == [(Replace, Trouble.FAILED), (SetLevel, None)]
 
 
+def test_a_worker_that_takes_up_no_level_is_given_up_in_the_end() -> None:
+    cluster = serving(1)
+    end = cluster.now + 400
+    while cluster.now < end:
+        for pod in cluster.pods.values():
+            pod.deaf = True
+            pod.become(Condition.FAILED, cluster.now)
+        cluster.run(1)
+    assert len(cluster.of(GiveUp)) == 1
+    assert len(cluster.of(Replace)) <= LEVELS
+
+
 def test_a_recreated_pod_gets_the_level_at_once_and_a_new_template_none() -> None:
     cluster = serving(1)
     become(cluster, Condition.FAILED)
@@ -253,6 +265,17 @@ def test_a_node_that_lost_a_device_is_marked_and_left() -> None:
     cluster.nodes[sick.node] = replace(cluster.nodes[sick.node], marked=False)
     cluster.run(60)
     assert len(cluster.actions) == 2
+
+
+def test_nothing_leaves_a_node_before_it_is_marked() -> None:
+    cluster = serving(4, nodes=2)
+    node = cluster.pods["w-0"].node
+    sick = [pod for pod in cluster.pods.values() if pod.node == node]
+    for pod in sick:
+        pod.engine_dies(LOST, cluster.now)
+    cluster.pass_time(1)
+    assert [type(action) for action in cluster.look()] == [MarkNode]
+    assert [type(action) for action in cluster.look()] == [Replace] * len(sick)
 
 
 def test_only_so_many_nodes_are_marked() -> None:

@@ -27,9 +27,9 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def contender(api: FakeApi, name: str, stack: ExitStack | None = None) -> Lease:
+def contender(api: FakeApi, name: str, stack: ExitStack | None = None, duration: float = DURATION) -> Lease:
     """Starts it; `stack` stops it."""
-    lease = Lease(api.client(), "default", "moebius-controller", name, DURATION, lambda: None)
+    lease = Lease(api.client(), "default", "moebius-controller", name, duration, lambda: None)
     lease.start()
     if stack is not None:
         stack.callback(lease.stop)
@@ -113,6 +113,23 @@ def test_who_cannot_renew_it_stops_to_lead_before_another_may_begin(api: FakeApi
     api.faults.refuse = None
     until(lambda: lease.leading)
     assert lease.term == 2, "it is to read again what was done meanwhile"
+
+
+def test_an_api_server_that_is_slow_costs_no_leader(api: FakeApi, stack: ExitStack) -> None:
+    """Each renewal takes a good part of the time between two."""
+    lease = contender(api, "a", stack, duration=3)
+    until(lambda: lease.leading)
+    slow = api.replace
+
+    def replace(path: str, obj: dict[str, object]) -> tuple[int, dict[str, object]]:
+        time.sleep(0.6)
+        return slow(path, obj)
+
+    api.replace = replace  # type: ignore[method-assign]
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        assert lease.leading
+        time.sleep(0.02)
 
 
 def test_who_lost_it_leads_no_more(api: FakeApi, stack: ExitStack) -> None:

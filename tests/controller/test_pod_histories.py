@@ -41,7 +41,8 @@ steps = st.lists(
         # Whether pods are seen as at the look before.
         st.sampled_from([False, False, True]),
     ),
-    max_size=40,
+    min_size=15,
+    max_size=50,
 )
 policies = st.builds(
     Policy,

@@ -3,11 +3,13 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,17 +84,9 @@ def _ports_in_a_row(count: int) -> int:
     """The first of them."""
     while True:
         first = free_port()
-        taken = False
-        for port in range(first + 1, first + count):
-            with httpx.Client() as client:
-                try:
-                    client.get(f"http://127.0.0.1:{port}", timeout=0.2)
-                    taken = True
-                except httpx.ConnectError:
-                    continue
-                except httpx.HTTPError:
-                    taken = True
-        if not taken:
+        with suppress(OSError), ExitStack() as taken:
+            for port in range(first, first + count):
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
             return first
 
 

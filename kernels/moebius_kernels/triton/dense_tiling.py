@@ -9,8 +9,6 @@ from pathlib import Path
 from moebius_kernels.triton.tiling import Tiling, nearest, record_of
 
 TABLE = Path(__file__).parent / "tables" / "hopper_dense.json"
-# Programs that keep an H100's 132 multiprocessors busy: four on each.
-_PROGRAMS = 528
 _WIDE = ("bf16", "e4m3", "int8")
 
 
@@ -37,19 +35,25 @@ def dense_tiling(tokens: int, shape: DenseShape) -> Tiling:
 
 
 def rules(tokens: int, shape: DenseShape) -> Tiling:
+    """From what was measured on an H200."""
     wide = shape.code in _WIDE
+    step = 128 if wide else 256
+    if tokens <= 16:
+        tile = 8 if tokens <= 8 else 16
+        return _split(Tiling(tile, 32, step, 2, 4 if tile == 8 else 3), shape, 1, programs=640)
     if tokens <= 32:
-        tile = 8 if tokens <= 8 else 16 if tokens <= 16 else 32
-        step = 128 if wide or tile == 32 else 256
-        one = Tiling(tile, 64, step, 4, 4 if wide else 3) if tile == 8 else Tiling(tile, 32, step, 2, 3)
-        programs = -(-shape.rows // one.rows)
-        # At least two steps each, or adding up costs more than it gains.
-        splits = max(1, min(_PROGRAMS // programs, shape.columns // (2 * step), 16))
-        return replace(one, splits=splits)
-    if tokens <= 128:
-        splits = max(1, min(264 // (-(-shape.rows // 64) * -(-tokens // 64)), shape.columns // 512, 8))
-        return Tiling(64, 64, 64, 4, 4, splits=splits)
+        one = Tiling(32, 64, 64, 4, 5) if wide else Tiling(32, 64, 256, 4, 3)
+        return _split(one, shape, 1, programs=160 if wide else 320)
+    if tokens <= 256:
+        one = Tiling(64 if tokens <= 64 else 128, 64, 64, 4, 4)
+        return _split(one, shape, -(-tokens // one.tokens), programs=320)
     return Tiling(128, 128, 64, 8, 3)
+
+
+def _split(one: Tiling, shape: DenseShape, tiles: int, programs: int) -> Tiling:
+    """About so many programs; each takes two steps at least, or adding up costs more than it gains."""
+    blocks = tiles * -(-shape.rows // one.rows)
+    return replace(one, splits=max(1, min(programs // blocks, shape.columns // (2 * one.columns), 8)))
 
 
 def write_table(path: Path, measurements: Iterable[DenseMeasurement]) -> None:

@@ -90,6 +90,8 @@ def grouped_gemm(
     up = row + up_row
     up_block_row = slot * blocks_of_slot + (m + up_row) // BLOCK_ROWS
 
+    # See `_settled`.
+    SETTLE: tl.constexpr = ASM and TOKENS >= 64 and CODE != "bf16"
     STEPS: tl.constexpr = (C + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
     EVEN: tl.constexpr = C == SPLITS * STEPS * COLUMNS
     begin = split * (STEPS * COLUMNS)
@@ -121,6 +123,10 @@ def grouped_gemm(
             up_sum = _dot(x_tile, w, up_sum, DEPTH, SWAP, ASM)
             if PARTS == 2:
                 more_up_sum = _dot(more_x_tile, w, more_up_sum, DEPTH, SWAP, ASM)
+        if SETTLE:
+            gate_sum = _settled(gate_sum)
+            if ACTIVATION != "":
+                up_sum = _settled(up_sum)
 
     GATES: tl.constexpr = 1 if ACTIVATION == "" else 2
     bias_row = bias + slot * (GATES * N)
@@ -228,6 +234,16 @@ def _dot(x, w, total, DEPTH: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr
     else:
         total = tl.dot(x, w.trans(), total)
     return total
+
+
+@triton.jit
+def _settled(total):
+    """The same, but computed: a use of the sums in each step, of no instruction.
+
+    Hopper's products read the expanded numbers from registers while the program goes on, and Triton 3.6 lets
+    some of them be under way when the next step begins, which puts its own numbers into these registers.
+    """
+    return tl.inline_asm_elementwise("", "=f,0", [total], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -11,4 +11,6 @@ def reason_of(error: BaseException) -> str:
     """For people, in a line."""
     if isinstance(error, client.ApiException):
         return f"{error.status} {error.reason}"
+    if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason is not None:
+        error = error.reason
     return str(error).partition("\n")[0] or type(error).__name__

@@ -46,6 +46,7 @@ class Lease:
         # On the clock of time.monotonic(): until when it is ours for certain.
         self._until = 0.0
         self._term = 0
+        self._logged = ""
         # What another holder wrote last, and when it was first seen.
         self._seen: tuple[Any, ...] = ()
         self._seen_at = 0.0
@@ -82,9 +83,12 @@ class Lease:
         led, begun = self.leading, time.monotonic()
         try:
             ours = self._take()
+            self._logged = ""
         except FAILURES as error:
-            ours = False
-            log.warning("the lease cannot be read or written", why=reason_of(error))
+            ours, why = False, reason_of(error)
+            tell = log.debug if why == self._logged else log.warning
+            tell("the lease cannot be read or written", why=why)
+            self._logged = why
         if ours:
             if not self.leading:
                 self._term += 1
@@ -92,7 +96,9 @@ class Lease:
             self._until = begun + self._duration * 2 / 3
         if led != self.leading:
             self._tell()
-        return self._duration / 3 if ours else min(self._duration / 3, 2.0)
+        pause = self._duration / 3 if ours else min(self._duration / 3, 2.0)
+        # What took long took it from the time for which it is ours.
+        return max(0.0, begun + pause - time.monotonic())
 
     def _take(self) -> bool:
         """Whether it is ours now."""

@@ -56,15 +56,18 @@ async def prepare(services: Services, http: Request, request: GenerationRequest)
     return Prepared(request, model, text, tuple(prompts), tuple(choices))
 
 
-async def encoded(request: GenerationRequest, model: ModelInfo, text: TextModel) -> list[EncodedPrompt]:
-    """The token ids of all prompts, in order."""
+async def encoded(
+    request: GenerationRequest, model: ModelInfo, text: TextModel, *, special: bool = True
+) -> list[EncodedPrompt]:
+    """The token ids of all prompts, in order. `special`: with what the tokenizer puts before a text."""
     check_length(request, model)
     if isinstance(request.prompt, Conversation):
         return [await text.encode_chat(request.offered())]
     for prompt in request.prompt:
         if not isinstance(prompt, str):
             check_ids(prompt, model, "prompt")
-    ids = iter(await text.encode([prompt for prompt in request.prompt if isinstance(prompt, str)]))
+    texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+    ids = iter(await text.encode(texts, special=special))
     return [EncodedPrompt(next(ids) if isinstance(prompt, str) else prompt) for prompt in request.prompt]
 
 

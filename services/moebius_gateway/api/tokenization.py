@@ -13,10 +13,13 @@ from moebius_gateway.api.body import parse
 from moebius_gateway.api.choices import check_ids
 from moebius_gateway.api.model_routes import known_model
 from moebius_gateway.api.openai.messages import Message, Tool, check_continued
+from moebius_gateway.api.prepare import encoded
+from moebius_gateway.api.request import GenerationRequest
 from moebius_gateway.api.services import Services
+from moebius_gateway.api.size import check_size
 from moebius_gateway.api.strict import Checked, Many, Strict, refuse
 from moebius_gateway.text.conversation import Conversation
-from moebius_gateway.text.model import EncodedPrompt, TextModel
+from moebius_gateway.text.model import TextModel
 
 MAX_DETOKENIZED = 1 << 20
 
@@ -46,18 +49,17 @@ class TokenizeRequest(Strict):
         check_continued(self.messages or [], self.continue_final_message, self.add_generation_prompt)
         return self
 
-    async def encoded(self, text: TextModel) -> EncodedPrompt:
+    def prompted(self) -> GenerationRequest:
+        """The request that would have this prompt."""
         if self.messages is None:
-            [ids] = await text.encode([self.prompt or ""], special=self.add_special_tokens is not False)
-            return EncodedPrompt(ids)
-        return await text.encode_chat(
-            Conversation(
-                messages=tuple(message.translated() for message in self.messages),
-                tools=tuple(tool.function.translated() for tool in self.tools),
-                template_variables=self.chat_template_kwargs,
-                continued=self.continue_final_message,
-            )
+            return GenerationRequest(self.model, (self.prompt or "",))
+        conversation = Conversation(
+            messages=tuple(message.translated() for message in self.messages),
+            tools=tuple(tool.function.translated() for tool in self.tools),
+            template_variables=self.chat_template_kwargs,
+            continued=self.continue_final_message,
         )
+        return GenerationRequest(self.model, conversation)
 
 
 class DetokenizeRequest(Strict):
@@ -73,7 +75,9 @@ async def tokenize(services: Services, http: Request) -> Response:
     body = await parse(http, TokenizeRequest)
     model = known_model(services.backend, body.model)
     text = await services.texts.get(model)
-    prompt = await body.encoded(text)
+    request = body.prompted()
+    check_size(request, services.settings)
+    [prompt] = await encoded(request, model, text, special=body.add_special_tokens is not False)
     answer: dict[str, Any] = {
         "count": len(prompt.ids),
         "max_model_len": model.max_model_len,

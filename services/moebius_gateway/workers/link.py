@@ -236,10 +236,10 @@ class Link:
     def _take(self, frame: pb.WorkerFrame) -> None:
         """A whole frame in one pass. Handles that are not known belong to attempts that were given up."""
         self._heard = True
-        for attempt, delta in self._addressed(frame.deltas):
+        for receiver, delta in self._addressed(frame.deltas):
             if delta.handle not in self._attempts:
                 continue  # it has ended within this frame
-            attempt.push(tokens := wire.tokens(delta))
+            receiver.push(tokens := wire.tokens(delta))
             if tokens.finish_reason is not None:
                 del self._attempts[delta.handle]
         if frame.deltas and self._health.losses:

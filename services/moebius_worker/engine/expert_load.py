@@ -16,7 +16,6 @@ from moebius_kernels.operations import Operations, Router
 from moebius_kernels.router import Route
 from moebius_proto.worker.v1 import engine_pb2
 
-ROUTERS = ("topk_softmax", "softmax_topk", "sigmoid_topk")
 INTERVAL_SECONDS = 10.0
 # So many tokens of a mean expert are enough to tell an uneven router from chance: of 128 even experts the
 # busiest has about half again as many.
@@ -43,7 +42,12 @@ class ExpertLoad:
         """`ops` whose routers are watched, for one step."""
         self._next = time.monotonic() + self._interval
         self._seen.clear()
-        yield replace(ops, **{name: self._noting(getattr(ops, name)) for name in ROUTERS})
+        yield replace(
+            ops,
+            topk_softmax=self._noting(ops.topk_softmax),
+            softmax_topk=self._noting(ops.softmax_topk),
+            sigmoid_topk=self._noting(ops.sigmoid_topk),
+        )
         # An expert -1 is none. Where layers differ in the number of experts, nothing is told.
         if len({total for _, total in self._seen}) == 1:
             self._add(torch.stack([_counts(experts, total) for experts, total in self._seen]).cpu())

@@ -11,10 +11,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from moebius_common.address import split_address
+from moebius_common.http_listener import Probe, serve_http
 from moebius_proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.exchange import Exchange
-from moebius_worker.front.http_listener import Probe, serve_http
 from moebius_worker.front.service import WorkerService
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervisor import StartEngine, Supervisor

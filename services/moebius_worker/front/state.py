@@ -86,10 +86,7 @@ class WorkerState:
 
     def totals(self) -> engine_pb2.EngineStats:
         """Only the counters: over all engines of this worker."""
-        names = (
-            *("prompt_tokens", "generated_tokens", "cached_tokens", "preemptions", "late_compilations"),
-            "step",
-        )
+        names = ("prompt_tokens", "generated_tokens", "cached_tokens", "preemptions", "late_compilations")
         return engine_pb2.EngineStats(
             **{name: getattr(self.earlier, name) + getattr(self.stats, name) for name in names}
         )

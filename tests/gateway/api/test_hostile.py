@@ -3,10 +3,13 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from moebius_gateway.api.parameter_table import BODIES
+from moebius_gateway.api.strict import Strict
 from tests.gateway.api.chatty import ASK, MODEL, says, tools
 from tests.gateway.http_server import Gateway
 
@@ -29,7 +32,7 @@ def called(arguments: str) -> list[dict[str, Any]]:
     ("asked", "param", "words"),
     [
         # Names were compared each with all before.
-        ({"tools": [function(f"f{i}") for i in range(40_000)]}, None, "context"),
+        ({"tools": [function(f"f{i}") for i in range(30_000)]}, None, "context"),
         ({"tools": [function("f"), function("f")]}, "tools", "two tools are called 'f'"),
         # Where the fault lies was looked for as long as it took, in ever the same large definition.
         (
@@ -67,6 +70,51 @@ async def test_is_refused_in_a_line(
     assert words in error["message"]
     assert len(error["message"]) < 600
     assert (error["param"] or "").startswith(param or "")
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "messages": {"messages": [0] * 500_000},
+    "tools": {"tools": [[]] * 500_000},
+    "stop_token_ids": {"stop_token_ids": ["x"] * 500_000},
+    "logit_bias": {"logit_bias": {str(i): "x" for i in range(100_000)}},
+    "metadata": {"metadata": dict.fromkeys(map(str, range(100_000)), 0)},
+    "k0": {f"k{i}": 0 for i in range(100_000)},
+}
+
+
+@pytest.mark.parametrize("param", WRONG)
+async def test_of_many_faults_the_first_is_told_and_no_other_looked_for(chatty: Gateway, param: str) -> None:
+    """They took half a minute and a gigabyte for each megabyte of them."""
+    content = json.dumps(CHAT | WRONG[param]).encode()
+    async with chatty.client() as http:
+        begun = time.process_time()
+        headers = {"Content-Type": "application/json"}
+        response = await http.post("/v1/chat/completions", content=content, headers=headers)
+        assert time.process_time() - begun < 3
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(param)
+
+
+# What a schema has for documents and for writing.
+OF_OTHERS = {"json_schema_input_schema", "serialization"}
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """All that a schema of pydantic's core checks with."""
+    if isinstance(schema, dict):
+        yield schema
+        schema = [part for name, part in schema.items() if name not in OF_OTHERS]
+    for part in schema if isinstance(schema, list | tuple) else ():
+        yield from _schemas(part)
+
+
+@pytest.mark.parametrize("body", BODIES.values())
+async def test_no_body_has_a_place_for_many_faults(body: type[Strict]) -> None:
+    for schema in _schemas(body.__pydantic_core_schema__):
+        if schema.get("type") == "list":
+            assert schema.get("fail_fast"), schema
+        if schema.get("type") == "dict" and schema["values_schema"]["type"] != "any":
+            assert schema.get("max_length"), schema
 
 
 @pytest.mark.parametrize("body", ["[]", '"text"', "1"])
@@ -115,7 +163,7 @@ async def test_halves_of_characters_in_a_call(chatty: Gateway, escape: str) -> N
     ("path", "body"),
     [
         ("/detokenize", {"tokens": [60] * 400_000}),
-        ("/tokenize", {"prompt": "a " * 200_000, "return_token_strs": True}),
+        ("/tokenize", {"prompt": "a " * 120_000, "return_token_strs": True}),
         ("/v1/completions", {"prompt": [60] * 400_000}),
     ],
 )

@@ -41,7 +41,7 @@ def _bias_by_id(value: Any) -> Any:
 
 
 Labels = Annotated[
-    dict[str, str], BeforeValidator(partial(_few, most=MAX_LABELS)), Field(max_length=MAX_LABELS)
+    dict[str, str], Field(max_length=MAX_LABELS), BeforeValidator(partial(_few, most=MAX_LABELS))
 ]
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 _Stops = Annotated[Checked[_Stop], Field(max_length=MAX_STOPS)]

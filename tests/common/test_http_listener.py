@@ -1,0 +1,30 @@
+"""Metrics as Prometheus gets them."""
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from moebius_common.http_listener import serve_http
+
+# Prometheus 2 asks so, Prometheus 3 with an escaping.
+ACCEPTS = (
+    "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8,text/plain;version=0.0.4;q=0.5",
+    "text/plain",
+)
+
+
+def test_names_keep_their_colons_whatever_is_asked_for() -> None:
+    registry = CollectorRegistry()
+    Counter("vllm:tokens", "Tokens", registry=registry).inc(3)
+    port = serve_http("127.0.0.1:0", registry, {})
+    for accept in ACCEPTS:
+        answer = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
+        assert "vllm:tokens_total 3.0" in answer.text.splitlines(), accept
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_an_address_that_is_taken_is_said() -> None:
+    port = serve_http("127.0.0.1:0", CollectorRegistry(), {})
+    with pytest.raises(OSError, match="in use"):
+        serve_http(f"127.0.0.1:{port}", CollectorRegistry(), {})
