@@ -39,6 +39,12 @@ up: $(VENV)/.installed ## serve the demo model here and chat with it (ARGS="--wo
 test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
+gpu-test: $(VENV)/.installed-dev ## kernels, preflight and engine on this machine's NVIDIA GPU (some minutes: everything is compiled)
+	$(BIN)/python -m pytest tests/gpu tests/kernels/triton tests/kernels/test_device_plan.py tests/worker/engine/test_sampler.py $(ARGS)
+
+gpu-bench: $(VENV)/.installed-dev ## decode and prefill of models of true sizes on the GPU (ARGS="qwen3-30b:bf16 --steps 40 --out figures.json")
+	$(BIN)/python -m tests.bench.gpu_engine $(ARGS)
+
 test-peers: $(VENV)/.installed-peers ## the same files in llama.cpp: the same text (compiles it: some minutes the first time)
 	$(BIN)/python -m pytest tests/peers $(ARGS)
 

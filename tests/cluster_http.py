@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         asked, api = self._asked(), self.server.api
         if api.faults.refuse is not None:
-            self._answer(*status(api.faults.refuse, "Refused"))
+            self._answer(*status(api.faults.refuse, "Refused", "pods is forbidden"))
             return
         if asked.method == "GET" and asked.query.get("watch") in ("True", "true"):
             self._watch(asked)
@@ -165,8 +165,8 @@ def line(kind: str, obj: Object) -> bytes:
     return json.dumps({"type": kind, "object": obj}).encode() + b"\n"
 
 
-def status(code: int, reason: str) -> tuple[int, Object]:
-    return code, {"kind": "Status", "code": code, "reason": reason, "message": reason}
+def status(code: int, reason: str, message: str = "") -> tuple[int, Object]:
+    return code, {"kind": "Status", "code": code, "reason": reason, "message": message or reason}
 
 
 def _is_collection(path: str) -> bool:

@@ -23,7 +23,7 @@ def connect() -> client.ApiClient:
             config.load_incluster_config(client_configuration=configuration)
         else:
             config.load_kube_config(_kubeconfig(), client_configuration=configuration)
-    except config.ConfigException as error:
+    except Exception as error:  # whatever the client makes of a faulty file
         raise ClusterError(
             f"the Kubernetes API cannot be reached: {error}. Outside of a pod, set KUBECONFIG"
         ) from error
@@ -36,7 +36,7 @@ def own_namespace() -> str:
         return _NAMESPACE_FILE.read_text().strip()
     try:
         _, current = config.list_kube_config_contexts(_kubeconfig())
-    except config.ConfigException as error:
+    except Exception as error:  # whatever the client makes of a faulty file
         raise ClusterError(f"no namespace is known: {error}. Name it") from error
     return current["context"].get("namespace") or "default"
 

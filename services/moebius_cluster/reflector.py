@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 import urllib3
+from kubernetes.client.exceptions import ApiException
 
 from moebius_common.backoff import backoff
 
@@ -217,7 +218,9 @@ def _events(response: urllib3.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 def _reason(error: Exception) -> str:
     """For people, the same for the same cause: without addresses of objects in memory."""
-    status = getattr(error, "status", None)
-    if status is not None:
-        return f"{status} {getattr(error, 'reason', '')}"
+    if isinstance(error, ApiException) and error.status:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            # Names the right that is missing, for example.
+            return f"{error.status}: {json.loads(error.body or '')['message']}"
+        return f"{error.status}: {error.reason}"
     return type(error).__name__ if isinstance(error, urllib3.exceptions.HTTPError) else f"{error}"

@@ -19,7 +19,8 @@ class BoundedProtocol(HttpToolsProtocol):
     max_bytes: int
     max_headers: int
 
-    # Bytes of the connection since the head of a request began; None outside of one.
+    # Bytes that came for the head of a request; None outside of one. What came together with its first byte,
+    # which may be requests before it, is not counted.
     _head: int | None = None
     _timer: asyncio.TimerHandle | None = None
 
@@ -32,11 +33,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
         if self._head is not None:
             self._head += len(data)
-            if self._head > self.max_bytes:
-                self._hang_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        super().data_received(data)
+        if self._head is not None and self._head > self.max_bytes:
+            self._hang_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         self._end_head()

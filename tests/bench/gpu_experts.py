@@ -180,6 +180,7 @@ def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling
                 Tiling(128, 64, 128, 4, 2),
                 Tiling(128, 64, 64, 4, 3),
                 Tiling(128, 64, 64, 4, 4),
+                Tiling(128, 128, 64, 8, 3),
                 Tiling(128, 128, 64, 8, 3, swap=False),
                 Tiling(128, 64, 64, 8, 3, swap=False),
                 Tiling(128, 64, 64, 4, 3, swap=False),
@@ -187,6 +188,10 @@ def candidates(format: str, tokens_a_slot: float) -> dict[int, tuple[list[Tiling
         downs = [Tiling(128, 128, 64, 8, 3), Tiling(128, 128, 64, 4, 3)]
         downs += [replace(tile, swap=False) for tile in downs]
         found[128] = gates, downs
+        found[64] = (
+            [Tiling(64, 64, 64, 4, 4), Tiling(64, 128, 64, 8, 3), Tiling(64, 128, 64, 4, 3)],
+            [Tiling(64, 128, 64, 4, 4), Tiling(64, 128, 64, 8, 3)],
+        )
     return found
 
 

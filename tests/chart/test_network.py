@@ -116,4 +116,8 @@ def test_clients_can_be_named() -> None:
     (policy,) = (
         one for one in of_kind(objects, "NetworkPolicy") if one["metadata"]["name"] == "moebius-gateway"
     )
-    assert policy["spec"]["ingress"][0]["from"] == clients
+    admitted = policy["spec"]["ingress"][0]["from"]
+    # And `helm test`.
+    (test,) = (one["metadata"]["labels"] for one in of_kind(objects, "Pod"))
+    assert admitted[: len(clients)] == clients
+    assert [matches(one["podSelector"], test) for one in admitted] == [False, True]

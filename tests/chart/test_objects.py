@@ -192,6 +192,15 @@ def test_kinds_that_moved_are_asked_for_where_they_are(kube: str, budget: str, s
     assert {one["apiVersion"] for one in of_kind(objects, "HorizontalPodAutoscaler")} == {scaler}
 
 
+def test_alerts_lead_to_where_their_page_is_kept() -> None:
+    page = "https://wiki.example.com/moebius"
+    values = merged(SIMULATED, {"prometheusRule": {"enabled": True, "runbook": page}})
+    (rule,) = of_kind(render(values), "PrometheusRule")
+    alerts = [one for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one]
+    assert alerts
+    assert all(one["annotations"]["runbook_url"].startswith(page + "#") for one in alerts)
+
+
 VERBS = {
     "list": {"list", "watch"},
     "read": {"get"},

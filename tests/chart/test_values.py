@@ -1,6 +1,7 @@
 """values.yaml and its schema."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 
 from charts.generate import generated, strangers
 from tests.chart.matrix import EVERYTHING, MATRIX
-from tests.chart.rendering import CHART, SIMULATED, RefusedError, Values, merged, render
+from tests.chart.rendering import CHART, SIMULATED, RefusedError, Values, helm, merged, render
 
 
 @pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
@@ -43,6 +44,18 @@ def test_what_is_generated_is_current(path: Path) -> None:
 def test_typos_are_refused(typo: Values) -> None:
     with pytest.raises(RefusedError, match="meet the specifications of the schema"):
         render(merged(SIMULATED, typo))
+
+
+def test_helm_has_nothing_to_say() -> None:
+    program = helm()
+    assert program is not None
+    done = subprocess.run(
+        [program, "lint", "--strict", "--kube-version", "1.34.0", str(CHART), "--values", "-"],
+        input=json.dumps(SIMULATED),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def _keys(value: Any, path: str = "") -> list[str]:

@@ -9,7 +9,7 @@ import yaml
 from tests.chart.rendering import CHART, merged
 from tests.cluster.cluster import NAMESPACE, helm
 from tests.cluster.images import TAG
-from tests.faults.load import KILLING_TOKEN_ID, RAISING_TOKEN_ID
+from tests.faults.load import KILLING_TOKEN_ID
 from tests.tiny import write_checkpoint
 
 RELEASE = "tiny"
@@ -25,13 +25,14 @@ def url() -> str:
 
 def values() -> dict[str, Any]:
     """What the tests need, and where images and model are."""
-    faults = [
-        {"token_id": KILLING_TOKEN_ID, "action": "kill"},
-        {"token_id": RAISING_TOKEN_ID, "action": "raise"},
-    ]
     small = {"requests": {"cpu": "20m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
     own: dict[str, Any] = {
-        "gateway": {"replicas": 2, "resources": small, "preStopSeconds": 3},
+        "gateway": {
+            "replicas": 2,
+            "resources": small,
+            "preStopSeconds": 3,
+            "settings": {"drain_grace": 60},
+        },
         "controller": {"resources": small},
         "worker": {
             "gpu": {"count": 0},
@@ -46,7 +47,7 @@ def values() -> dict[str, Any]:
                     "threads": 1,
                     "kv_cache_memory": "64MiB",
                     "stall_timeout": STALL_TIMEOUT,
-                    "inject_faults": faults,
+                    "inject_faults": [{"token_id": KILLING_TOKEN_ID, "action": "kill"}],
                 },
             }
         },

@@ -25,6 +25,19 @@ async def test_helm_test_passes(scenes: Scenes) -> None:
     assert f"{release.MODEL}: " in log
 
 
+async def test_what_helm_prints_works(scenes: Scenes) -> None:
+    """The notes' commands, as a person would type them."""
+    await scenes.with_workers()
+    notes = await asyncio.to_thread(helm, "get", "notes", release.RELEASE)
+    asking = notes.partition("Ask it something:")[2].partition("Whether")[0]
+    commands = [line.strip() for line in asking.splitlines() if line.startswith("  ")]
+    (forward,) = (line for line in commands if "port-forward" in line)
+    commands.insert(commands.index(forward) + 1, "sleep 3")
+    script = "\n".join(["trap 'kill %1' EXIT", *commands])
+    answer = await asyncio.to_thread(run, "bash", "-c", script)
+    assert "data: [DONE]" in answer, answer
+
+
 async def test_an_upgrade_fails_no_stream(scenes: Scenes) -> None:
     """Every pod of gateways, controllers and workers is replaced."""
     cluster, load = scenes.cluster, await scenes.with_workers()

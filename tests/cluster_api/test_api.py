@@ -42,7 +42,10 @@ def test_the_kubeconfig_says_where_and_in_which_namespace(kubeconfig: Path) -> N
         assert api.own_namespace() == "default"
 
 
-def test_without_any_it_is_said_what_to_do(kubeconfig: Path) -> None:
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "a: b", "\0", "current-context: x\ncontexts: []"])
+def test_without_one_that_can_be_used_it_is_said_what_to_do(kubeconfig: Path, content: str | None) -> None:
+    if content is not None:
+        kubeconfig.write_text(content)
     with pytest.raises(ClusterError, match="KUBECONFIG"):
         api.connect()
     with pytest.raises(ClusterError, match="namespace"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from structlog.testing import capture_logs
 
 from moebius_cluster import reflector
 from moebius_cluster.pods import Pod, pod_of
@@ -219,6 +220,14 @@ def test_a_refusal_leaves_what_is_known_and_is_asked_again_ever_more_slowly(
         api.faults.refuse = None
         until(lambda: seen.names() == [])
         assert seen.reflector.age() < 0.4
+
+
+def test_a_right_that_is_missing_is_named_once(api: FakeApi) -> None:
+    api.faults.refuse = 403
+    with capture_logs() as logs, watching(api):
+        until(lambda: len(api.asked) >= 5)
+    told = [line["why"] for line in logs if line["log_level"] == "warning"]
+    assert told == ["403: pods is forbidden"]
 
 
 def test_nothing_is_known_until_a_list_succeeded(api: FakeApi) -> None:

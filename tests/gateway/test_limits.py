@@ -119,7 +119,7 @@ async def test_too_large_a_head(strict: Gateway, head: bytes) -> None:
 
 async def test_a_head_without_an_end_is_cut_off(strict: Gateway) -> None:
     """Pieces of one header, of which the parser would keep any number."""
-    answer = await raw(strict, b"GET /livez HTTP/1.1\r\nA: ", *[b"x" * 500] * 4)
+    answer = await raw(strict, b"GET /livez HTTP/1.1\r\nA: ", *[b"x" * 500] * 5)
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
@@ -183,6 +183,9 @@ async def test_one_connection_may_ask_often(strict: Gateway) -> None:
     last = request.replace(b"Host", b"Connection: close\r\nHost")
     answer = await raw(strict, *[request] * 5, last)
     assert answer.count(b"HTTP/1.1 200 ") == 6
+    at_once = request * 50
+    answer = await raw(strict, at_once + last[:-5], last[-5:])
+    assert answer.count(b"HTTP/1.1 200 ") == 51
 
 
 LOOP = "{% for a in range(9999) %}" * 3 + "{% endfor %}" * 3

@@ -318,3 +318,10 @@ async def test_the_timeout_header_is_checked(gateway: Gateway, timeout: str) -> 
         response = await client.post("/v1/completions", json=PLAIN, headers={"X-Request-Timeout": timeout})
     assert response.status_code == 400
     assert "X-Request-Timeout" in error_of(response)["message"]
+
+
+async def test_a_prompt_s_log_probabilities_are_refused(gateway: Gateway) -> None:
+    body = {"model": MODEL.id, "prompt": "Hi", "echo": True, "logprobs": 0}
+    async with gateway.client() as client:
+        refused = await client.post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")

@@ -1,7 +1,5 @@
 """Routed experts and dense products in true sizes on a GPU, with the tilings that serve them."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -34,7 +32,7 @@ CASES = [
     ("flash", "nvfp4_words"),
     ("gpt-oss", "mxfp4_words"),
 ]
-COUNTS = (1, 2, 8, 32, 64, 128, 512, 8192)
+COUNTS = (1, 8, 32, 128, 512, 8192)
 
 
 @pytest.mark.parametrize(("shape", "form"), CASES)
@@ -50,45 +48,21 @@ def test_each_tiling_computes_what_the_reference_does(shape, form):
     assert not wrong
 
 
-TALL = (
-    Tiling(64, 64, 64, 4, 4),
-    Tiling(64, 128, 64, 4, 4),
-    Tiling(128, 64, 64, 4, 2),
-    Tiling(128, 64, 64, 4, 4),
-    Tiling(128, 64, 128, 4, 2),
-    Tiling(128, 64, 64, 4, 3, swap=False),
-    Tiling(128, 128, 64, 8, 3),
-    Tiling(128, 128, 64, 4, 3, swap=False),
-)
-
-
-@pytest.mark.parametrize("form", ["bf16", "mxfp4_words", "nvfp4_words"])
-@pytest.mark.parametrize("shape", ["gpt-oss", "gemma"])
-def test_tall_tiles_over_widths_that_are_no_power_of_two(shape, form):
-    size = replace(SHAPES[shape], experts=8, top_k=4)
+@pytest.mark.parametrize("form", ["bf16", "mxfp4_words", "nvfp4_words", "q4_k"])
+@pytest.mark.parametrize(("rows", "tokens"), [(64, 64), (64, 128), (128, 128)])
+def test_tall_tiles_again_and_again(form, rows, tokens):
+    """Products that are under way read registers: writing these too early makes errors that come and go."""
+    size = SHAPES["qwen3"]
     [weights] = make(FORMATS[form], size, 1)
-    usual = Tiling(128, 128, 64, 8, 3)
-    wrong = {}
-    for one in TALL:
-        for tiling in (
-            ExpertTiling(one, replace(usual, tokens=one.tokens)),
-            ExpertTiling(replace(usual, tokens=one.tokens, rows=64, warps=4), one),
-        ):
-            found = error(weights, size, 200, tiling)
-            if not found < LIMIT:
-                wrong[tiling] = found
-    assert not wrong, "\n".join(f"{found:.1e} {tiling}" for tiling, found in wrong.items())
+    tiling = ExpertTiling(Tiling(tokens, 64, 64, 4, 3), Tiling(tokens, rows, 64, rows // 16, 3))
+    assert max(error(weights, size, 256, tiling) for _ in range(5)) < LIMIT
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns"), [(5120, 2048), (2048, 4096), (128, 2048), (5120, 2880), (32, 2880)]
-)
-@pytest.mark.parametrize("form", ["bf16", "nvfp4_words", "fp8_block", "q4_k"])
+@pytest.mark.parametrize(("rows", "columns"), [(5120, 2048), (2048, 4096), (128, 2048), (32, 2880)])
+@pytest.mark.parametrize("form", ["bf16", "nvfp4_words", "fp8_block"])
 def test_each_dense_tiling(form, rows, columns):
-    if columns % 256 and form == "q4_k":
-        pytest.skip("no whole blocks")
     block = random_matrix(FORMATS[form], (rows, columns), torch.Generator(DEVICE).manual_seed(0))
-    for tokens in (1, 5, 8, 16, 32, 64, 100, 128, 256):
+    for tokens in (1, 8, 16, 32, 64, 100):
         tiling = dense_tiling(tokens, DenseShape(layout_for(block).code, rows, columns))
         assert dense_error(block, tokens, tiled(tiling)) < LIMIT, tiling
     assert dense_error(block, 300, multiply_expanded) < LIMIT

@@ -23,6 +23,7 @@ models = [model["id"] for model in ask("/v1/models")["data"]]
 assert models, "the gateway knows no model"
 for model in models:
     messages = [{"role": "user", "content": "Say hello."}]
-    answer = ask("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 8})
+    request = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0}
+    answer = ask("/v1/chat/completions", request)
     assert answer["usage"]["completion_tokens"] > 0, answer
     sys.stdout.write(f"{model}: {answer['choices'][0]['message']['content']}\n")

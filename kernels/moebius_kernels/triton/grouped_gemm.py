@@ -91,7 +91,7 @@ def grouped_gemm(
     up_block_row = slot * blocks_of_slot + (m + up_row) // BLOCK_ROWS
 
     # See `_settled`.
-    SETTLE: tl.constexpr = ASM and TOKENS >= 64 and CODE != "bf16"
+    SETTLE: tl.constexpr = ASM and SWAP and TOKENS >= 64 and CODE != "bf16"
     STEPS: tl.constexpr = (C + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
     EVEN: tl.constexpr = C == SPLITS * STEPS * COLUMNS
     begin = split * (STEPS * COLUMNS)

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moebius_kernels.formats.dense import Dense
-from moebius_kernels.formats.format import StoredMatrix
+from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.triton.dense_tiling import DenseShape, dense_tiling
@@ -22,8 +22,6 @@ from moebius_kernels.triton.layouts import layout_of
 from moebius_kernels.triton.targets import ARCHITECTURES, overlapping
 from moebius_kernels.triton.tiling import Tiling
 
-# Tokens. More go to the library.
-MOST_TILED = 256
 # Numbers of a matrix that is expanded. Larger ones are heads, which see few tokens.
 _MOST_EXPANDED = 1 << 27
 
@@ -36,13 +34,23 @@ def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor |
     for block in blocks:
         stop = start + block.shape[0]
         own_bias, own_y = None if bias is None else bias[start:stop], y[:, start:stop]
-        if len(rows) > MOST_TILED and block.shape[0] * block.shape[1] <= _MOST_EXPANDED:
+        if by_library(len(rows), block.format, block.shape):
             multiply_expanded(rows, block, own_bias, own_y)
         else:
             shape = DenseShape(layout_for(block).code, *block.shape)
             tiled_linear(rows, block, own_bias, own_y, dense_tiling(len(rows), shape))
         start = stop
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def by_library(tokens: int, format: Format, shape: tuple[int, ...]) -> bool:
+    """Whether the library is faster, as measured on an H200."""
+    rows, columns = shape
+    if rows < 1024:
+        return tokens > 256
+    if isinstance(format, Dense):
+        return tokens > 32
+    return tokens > 128 and rows * columns <= _MOST_EXPANDED
 
 
 def multiply_expanded(
@@ -107,10 +115,12 @@ def _admits(query: Query) -> str | None:
 
 def _workspace(query: Query) -> int:
     """Bytes of the largest matrix that is expanded."""
-    if query.tokens.last <= MOST_TILED:
-        return 0
-    numbers = (matrix.shape[0] * matrix.shape[1] for matrix in query.matrices)
-    return 2 * max((number for number in numbers if number <= _MOST_EXPANDED), default=0)
+    expanded = (
+        matrix.shape[0] * matrix.shape[1]
+        for matrix in query.matrices
+        if not isinstance(matrix.format, Dense) and by_library(query.tokens.last, matrix.format, matrix.shape)
+    )
+    return 2 * max(expanded, default=0)
 
 
 BACKENDS = (

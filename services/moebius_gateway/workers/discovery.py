@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import structlog
 from kubernetes import client
 
 from moebius_cluster.api import connect, own_namespace
@@ -13,6 +14,8 @@ from moebius_cluster.pods import Pod, pod_of
 from moebius_cluster.reflector import Reflector
 from moebius_gateway.workers.member import Member
 from moebius_gateway.workers.metrics import DispatcherMetrics
+
+log = structlog.get_logger(__name__)
 
 # The name of a worker's port.
 PORT = "grpc"
@@ -69,7 +72,12 @@ class Discovery:
 
     def _take(self) -> None:
         self._gathering = False
-        self._apply(members_of(self.reflector.objects().values()))
+        pods = self.reflector.objects().values()
+        members = members_of(pods)
+        if not members:
+            needed = f"an address and a port named {PORT}"
+            log.warning("no pod is a worker", pods=len(pods), needed=needed)
+        self._apply(members)
 
 
 def discover(
@@ -77,9 +85,10 @@ def discover(
 ) -> Discovery:
     """Not started yet. Raises ClusterError when nothing says where the API server is."""
     core = client.CoreV1Api(connect())
-    pods = partial(
-        core.list_namespaced_pod, options.namespace or own_namespace(), label_selector=options.selector
-    )
+    namespace = options.namespace or own_namespace()
+    server = core.api_client.configuration.host
+    log.info("workers are discovered", api_server=server, namespace=namespace, selector=options.selector)
+    pods = partial(core.list_namespaced_pod, namespace, label_selector=options.selector)
     discovery = Discovery(pods, apply)
     metrics.discovery_synced.set_function(lambda: discovery.reflector.synced)
     metrics.discovery_age.set_function(discovery.reflector.age)

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 
 import structlog
 
@@ -132,7 +133,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         pipe,
         runner,
         Scheduler(config),
-        sample,
+        partial(sample, with_kernels=settings.kernels != "reference"),
         Grammars(compiler),
         max_running=config.places,
         eos_token_ids=eos_token_ids,

@@ -11,23 +11,23 @@ from moebius_worker.engine.types import Logprobs, NonFiniteLogitsError, Sampled,
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], *, with_kernels: bool = True) -> list[Sampled]:
     """Samples logits fp32 [N, vocab] for N rows. A row's result depends on that row alone.
 
-    Raises NonFiniteLogitsError.
+    `with_kernels`: on a GPU, draws are computed there. Raises NonFiniteLogitsError.
     """
     if not rows:
         return []
     adjusted = adjust_logits(logits, rows)
-    token_ids = _choose(mask_logits(adjusted, rows), rows)
+    token_ids = _choose(mask_logits(adjusted, rows), rows, with_kernels)
     logprobs = _logprobs(adjusted, rows, token_ids)
     return [Sampled(token_id, logprobs.get(index)) for index, token_id in enumerate(token_ids)]
 
 
-def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+def _choose(logits: torch.Tensor, rows: Sequence[SampleRow], with_kernels: bool) -> list[int]:
     """Token ids. Raises NonFiniteLogitsError."""
     random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    if random and logits.is_cuda:
+    if random and logits.is_cuda and with_kernels:
         # Late: a machine without a GPU need not have Triton.
         from moebius_worker.engine.draw_on_device import draw_on_device
 

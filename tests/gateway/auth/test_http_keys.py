@@ -1,5 +1,6 @@
 """API keys over HTTP: who is let in, where, and what is told of it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,12 +14,16 @@ from moebius_gateway.auth.keys import hashed
 from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, until_ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-KEY, SLOW_KEY, LOW_KEY = "sk-moebius-" + "k" * 43, "sk-moebius-" + "s" * 43, "sk-moebius-" + "l" * 43
+KEY, OTHER_KEY, SLOW_KEY, LOW_KEY = (f"sk-moebius-{letter * 43}" for letter in "kosl")
 PLAIN: dict[str, Any] = {"model": MODEL.id, "prompt": [5, 6, 7]}
 FILE = f"""
 [[keys]]
 name = "team-a"
 hash = "{hashed(KEY)}"
+
+[[keys]]
+name = "team-b"
+hash = "{hashed(OTHER_KEY)}"
 
 [[keys]]
 name = "slow"
@@ -136,4 +141,33 @@ async def test_a_header_makes_less_urgent_but_not_more(guarded: Gateway) -> None
 async def test_what_is_counted(guarded: Gateway) -> None:
     assert guarded.metric("moebius_gateway_client_requests_total", client="team-a") > 0
     assert guarded.metric("moebius_gateway_client_tokens_total", client="team-a", kind="prompt") > 0
-    assert guarded.metric("moebius_gateway_api_keys") == 3
+    assert guarded.metric("moebius_gateway_api_keys") == 4
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_response_is_there_for_the_key_that_asked_for_it_alone(
+    guarded: Gateway, background: bool
+) -> None:
+    never = asyncio.Event()
+    guarded.backend.script = (lambda _: [never]) if background else None
+    async with guarded.client() as client:
+
+        async def ask_of(key: str, method: str, path: str, **body: object) -> httpx.Response:
+            headers = {"Authorization": f"Bearer {key}"}
+            return await client.request(method, f"/v1/responses{path}", headers=headers, json=body)
+
+        asked = {"model": MODEL.id, "input": "Hi"}
+        id_ = (await ask_of(KEY, "POST", "", **asked, background=background)).raise_for_status().json()["id"]
+        ways = [("GET", f"/{id_}"), ("GET", f"/{id_}/input_items")]
+        ways += [("POST", f"/{id_}/cancel")] if background else []
+        ways += [("DELETE", f"/{id_}")]
+        for method, path in ways:
+            refused = await ask_of(OTHER_KEY, method, path)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "response_not_found")
+        for path in ("", "/input_tokens"):
+            refused = await ask_of(OTHER_KEY, "POST", path, **asked, previous_response_id=id_)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (404, "previous_response_id")
+        for method, path in ways:
+            assert (await ask_of(KEY, method, path)).status_code == 200
+        assert (await ask_of(KEY, "GET", f"/{id_}")).status_code == 404
+    guarded.backend.reset()

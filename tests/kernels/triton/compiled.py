@@ -6,6 +6,7 @@ A program of its own: where Triton's interpreter is on, nothing can be compiled.
 import json
 import re
 import sys
+from collections.abc import Mapping
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -24,20 +25,34 @@ _TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
 }
-_ROWS, _COLUMNS, _WARPS = 64, 128, 4
+_ROWS, _WARPS = 64, 4
 
 
 def compiled(name: str) -> dict[str, int]:
     """Of a down product with 8 tokens a tile: instructions of the tensor cores in a step, and how often its
-    loop puts numbers into shared memory."""
+    loop puts numbers into shared memory. Of one with 128: the most products of the tensor cores that may be
+    under way when its loop has waited."""
+    few, many = _product(name, 8, 128), _product(name, 128, 64)
+    loop = few["ttgir"].partition("scf.for")[2]
+    return {
+        "mma": len(re.findall(r"mma\.sync\.aligned\.m16n8k16", few["ptx"])),
+        "copies": loop.count("ttg.local_alloc"),
+        "products": len(re.findall(r"wgmma\.mma_async", many["ptx"])),
+        "under_way": max(map(int, re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)", many["ptx"]))),
+    }
+
+
+def _product(name: str, tokens: int, columns: int) -> Mapping[str, str]:
+    """What the compiler made of it, by stage."""
     layout = layout_of(FORMATS[name], 2048)
     assert isinstance(layout, Layout), layout
     constants = {
         "N": 768, "C": 2048, "CODE": layout.code, "SCALES": layout.scales, "GROUP": layout.group,
         "BLOCK_ROWS": layout.block_rows, "ROW_SCALE": layout.row_scale is not None, "BIAS": False,
         "ACTIVATION": "", "LIMIT": 0.0, "ALPHA": 0.0, "ROUTING": "single", "PAIRS": 1, "SLOTS": False,
-        "PAIRS_OF_X": 1, "TOKENS": 8, "PARTS": 1, "ROWS": _ROWS, "COLUMNS": _COLUMNS, "SPLITS": 1, "DEPTH": 1,
-        "SWAP": True, "POLICY": "evict_first", "ASM": True, "OVERLAP": True, "PREFETCH": True,
+        "PAIRS_OF_X": 1, "TOKENS": tokens, "PARTS": 1, "ROWS": _ROWS, "COLUMNS": columns,
+        "SPLITS": 1, "DEPTH": 1, "SWAP": True, "POLICY": "evict_first", "ASM": True, "OVERLAP": True,
+        "PREFETCH": True,
     }  # fmt: skip
     codes = _pointer(layout.codes, "*i32")
     pointers = {
@@ -60,11 +75,8 @@ def compiled(name: str) -> dict[str, int]:
     source = ASTSource(grouped_gemm, signature=kinds, constexprs=constants, attrs=aligned)
     options = {"num_warps": _WARPS, "num_stages": 4, "launch_pdl": True}
     kernel = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    loop = kernel.asm["ttgir"].partition("scf.for")[2]
-    return {
-        "mma": len(re.findall(r"mma\.sync\.aligned\.m16n8k16", kernel.asm["ptx"])),
-        "copies": loop.count("ttg.local_alloc"),
-    }
+    found: Mapping[str, str] = kernel.asm
+    return found
 
 
 def _pointer(part: tuple[str, torch.dtype] | None, otherwise: str) -> str:

@@ -29,3 +29,10 @@ def test_eight_tokens_fill_the_tensor_cores_and_codes_stay_in_registers(products
     assert products[name]["mma"] == STEP
     # Expanded numbers that go through shared memory would halve the speed.
     assert products[name]["copies"] == 0
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "bf16"])
+def test_expanded_numbers_stay_until_products_have_read_them(products, name):
+    """The loop's next step writes the registers that they are in."""
+    assert products[name]["products"] > 0
+    assert products[name]["under_way"] == 0

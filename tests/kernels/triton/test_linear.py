@@ -9,7 +9,7 @@ from tests.kernels.triton.matrices import FORMATS, random_matrix
 
 triton = pytest.importorskip("triton")
 from moebius_kernels.triton.expand import expanded  # noqa: E402
-from moebius_kernels.triton.linear import linear, multiply_expanded, tiled_linear  # noqa: E402
+from moebius_kernels.triton.linear import by_library, linear, multiply_expanded, tiled_linear  # noqa: E402
 from moebius_kernels.triton.tiling import Tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -83,6 +83,18 @@ def test_many_tokens_by_way_of_the_expanded_matrix(format):
 def test_a_matrix_that_ends_within_a_tile_is_expanded_whole():
     block = random_matrix(FORMATS["nvfp4"], (37, 320), generator(1))
     torch.testing.assert_close(expanded(block).float(), block.dequantize().float(), rtol=2**-8, atol=0)
+
+
+def test_which_products_are_the_librarys():
+    quantised = FORMATS["nvfp4"]
+    assert not by_library(128, quantised, (5120, 2048))
+    assert by_library(129, quantised, (5120, 2048))
+    assert not by_library(4096, quantised, (200_000, 2048)), "its expansion would be gigabytes"
+    assert by_library(33, BF16, (200_000, 2048))
+    assert not by_library(128, BF16, (128, 2048))
+    block = random_matrix(quantised, (1024, 64), generator(1))
+    x = draw(130, 64, seed=2).bfloat16()
+    check(linear(x, [block]), x, [block])
 
 
 def test_no_tokens():

@@ -282,3 +282,20 @@ def test_a_mask_leaves_what_it_allows_in_its_row_alone(device, vocab):
     assert torch.equal(masked[1], expected)
     assert torch.equal(mask_logits(logits, [rows[1]] * 3)[1], expected)
     assert mask_logits(logits, [rows[0]] * 3) is logits
+
+
+def test_without_kernels_a_gpu_draws_as_a_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from moebius_worker.engine import draw_on_device
+
+    logits, rows = logits_of(4), [row(seed=seed) for seed in range(4)]
+    expected = sample(logits, rows)
+
+    def kernel(*_: object) -> None:
+        raise AssertionError("a kernel was used")
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    monkeypatch.setattr(draw_on_device, "draw_on_device", kernel)
+    assert sample(logits, rows, with_kernels=False) == expected
+    with pytest.raises(AssertionError, match="kernel was used"):
+        sample(logits, rows)
