@@ -16,6 +16,9 @@ from pathlib import Path
 
 from tests.cluster.images import ROOT, build, lab_tool
 
+# A node that says nothing for 40 s is held for dead, and its pods are taken out of Services: all of them, when an
+# API server was away for so long.
+PATIENT = {"LAB_ARGS_KUBE_CONTROLLER_MANAGER": "--node-monitor-grace-period=80s"}
 OUT = ROOT / "build" / "images"
 
 
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     running = subprocess.run([str(lab), "status"], capture_output=True).returncode == 0
     if not running:
-        subprocess.run([str(lab), "up", "--fake-nodes", "2"], check=True)
+        subprocess.run([str(lab), "up", "--fake-nodes", "2"], check=True, env=os.environ | PATIENT)
     try:
         subprocess.run([str(lab), "image", *map(str, build(lab, OUT))], check=True)
         with tempfile.TemporaryDirectory(prefix="moebius-model-") as folder:

@@ -180,7 +180,7 @@ async def test_nothing_is_left(scenes: Scenes) -> None:
     def gone() -> bool:
         return not run("kubectl", "--namespace", NAMESPACE, "get", kinds, *label).strip()
 
-    await until(gone, 60, "all objects of the release are gone")
+    await until(gone, 120, "all objects of the release are gone")
     names = run("kubectl", "--namespace", NAMESPACE, "get", "configmaps,leases,secrets", "--output", "name")
     assert release.FULLNAME not in names
     cluster_wide = run("kubectl", "get", "clusterroles,clusterrolebindings", *label)

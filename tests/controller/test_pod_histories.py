@@ -61,13 +61,18 @@ def restarted(history: History) -> History:
     return state.history
 
 
+def sickness(pod: FakePod) -> tuple[str, float, float]:
+    """One that ends between two looks is another one at the next."""
+    return pod.uid, pod.since, pod.condition_since
+
+
 class Watch:
     """Holds what is done against what the pods really are."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
-        # Since the first look at which something could be done about a pod, by uid.
-        self.ripe: dict[str, float] = {}
+        # Since the first look at which something could be done about a sickness.
+        self.ripe: dict[tuple[str, float, float], float] = {}
         self.given_up: set[str] = set()
 
     def look(self, refused: bool = False, late: bool = False) -> None:
@@ -78,7 +83,7 @@ class Watch:
             pod, well, may_be_forced = before[action.worker]
             match action:
                 case Replace(force=True):
-                    assert may_be_forced
+                    assert late or may_be_forced
                 case Replace():
                     assert late or not well, f"{pod} is replaced: {action.cause}"
                     assert late or not self.rolls(pod.name), f"{pod} is replaced in a rollout: {action.cause}"
@@ -92,12 +97,16 @@ class Watch:
             if serves and cluster.now - pod.since > cluster.policy.healthy_after:
                 self.given_up.discard(pod.name)
         acted = {action.worker for action in actions}
+        if refused or late:
+            # The clock starts anew with the next look that can bring something.
+            self.ripe.clear()
+            return
         for pod, _, _ in before.values():
-            if refused or late or pod.name in acted or not self.is_ripe(pod):
-                self.ripe.pop(pod.uid, None)
+            if pod.name in acted or not self.is_ripe(pod):
+                self.ripe.pop(sickness(pod), None)
         for pod in cluster.pods.values():
             if self.is_ripe(pod):
-                since = self.ripe.setdefault(pod.uid, cluster.now)
+                since = self.ripe.setdefault(sickness(pod), cluster.now)
                 assert cluster.now - since <= self.patience(), f"nothing is done about {pod}"
 
     def well(self, pod: FakePod) -> bool:

@@ -7,6 +7,7 @@ tokens are for the library, whose tiles are faster than the expansion of the mat
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -29,6 +30,9 @@ _MOST_EXPANDED = 1 << 27
 def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor | None = None) -> torch.Tensor:
     """As the reference; x bf16. Raises ValueError for forms that kernels do not read."""
     rows = x.reshape(-1, x.shape[-1])
+    if len(blocks) == 1 and by_library(len(rows), blocks[0].format, blocks[0].shape):
+        # With the bias in the same launch.
+        return F.linear(x, _in_bf16(blocks[0]), bias)
     y = torch.empty(len(rows), sum(block.shape[0] for block in blocks), dtype=x.dtype, device=x.device)
     start = 0
     for block in blocks:
@@ -57,10 +61,13 @@ def multiply_expanded(
     x: torch.Tensor, block: StoredMatrix, bias: torch.Tensor | None, y: torch.Tensor
 ) -> None:
     """x [T, C], y [T, R] as of `tiled_linear`, by way of the matrix in bf16."""
-    w = block.parts["data"] if isinstance(block.format, Dense) else expanded(block)
-    torch.mm(x, w.T, out=y)
+    torch.mm(x, _in_bf16(block).T, out=y)
     if bias is not None:
         y += bias
+
+
+def _in_bf16(block: StoredMatrix) -> torch.Tensor:
+    return block.parts["data"] if isinstance(block.format, Dense) else expanded(block)
 
 
 def tiled_linear(

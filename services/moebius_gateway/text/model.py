@@ -24,6 +24,7 @@ from moebius_gateway.text.parsing.stream import parser_for
 from moebius_gateway.text.template import ChatTemplate
 from moebius_gateway.text.time_limit import stoppable
 from moebius_gateway.text.token_bytes import TokenBytes
+from moebius_gateway.types import GenerationError, Reason
 
 # Up to so many characters (a few milliseconds) a request's text is tokenized on the event loop.
 INLINE_CHARACTERS = 4096
@@ -90,34 +91,41 @@ class TextModel:
         self.defaults = _sampling_defaults(_json_object(files, "generation_config.json"))
 
     async def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
-        """The prompt that asks for the answer. Raises `PromptError`."""
+        """The prompt that asks for the answer. Raises `PromptError`, and `GenerationError` while it is busy."""
         if self._template is None:
             raise PromptError(
                 "this model has no chat template: use /v1/completions, or add chat_template.jinja"
             )
         if conversation.tools and not _writes_calls(self.spec):
             raise PromptError("it is not known how this model writes tool calls", "tools")
+        begun = False
         try:
             # One at a time: several threads that compute Python would slow down the event loop.
             async with asyncio.timeout(TEMPLATE_SECONDS), self._rendering:
+                begun = True
                 text = await stoppable(self._template.render, conversation)
         except TimeoutError as error:
+            if not begun:
+                message = "the chat templates of other requests take long; try again shortly"
+                raise GenerationError(
+                    Reason.OVERLOADED, message, retryable=True, retry_after=TEMPLATE_SECONDS
+                ) from error
             message = f"the chat template took longer than {TEMPLATE_SECONDS:g} seconds for these messages"
             raise PromptError(message, "messages") from error
         # The template writes all special tokens itself.
         [ids] = await self.encode([text], special=False)
-        begun = conversation.continued
+        continued = conversation.continued
         thinks = (
             stays_in_reasoning(self.spec, conversation.messages[-1].content)
-            if begun
+            if continued
             else opens_reasoning(self.spec, text)
         )
         return EncodedPrompt(
             ids,
             chat=True,
             in_reasoning=thinks,
-            reasoned=not thinks and (begun or ends_reasoning(self.spec, text)),
-            continued=begun and not thinks,
+            reasoned=not thinks and (continued or ends_reasoning(self.spec, text)),
+            continued=continued and not thinks,
             tools=conversation.tools,
         )
 

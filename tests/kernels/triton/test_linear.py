@@ -93,8 +93,9 @@ def test_which_products_are_the_librarys():
     assert by_library(33, BF16, (200_000, 2048))
     assert not by_library(128, BF16, (128, 2048))
     block = random_matrix(quantised, (1024, 64), generator(1))
-    x = draw(130, 64, seed=2).bfloat16()
-    check(linear(x, [block]), x, [block])
+    x, bias = draw(130, 64, seed=2).bfloat16(), draw(2048, seed=3).bfloat16()
+    check(linear(x, [block], bias[:1024]), x, [block], bias[:1024])
+    check(linear(x, [block, block], bias), x, [block, block], bias)
 
 
 def test_no_tokens():

@@ -18,6 +18,7 @@ MAX_BIASES = 1024
 MAX_ID_DIGITS = 19
 MAX_LABELS = 64
 LABEL = "a label; nothing depends on it"
+LABELS = f"at most {MAX_LABELS} keys; labels: nothing depends on them"
 
 
 def _as_list(value: Any) -> Any:
@@ -119,7 +120,7 @@ class GenerationParameters(Strict):
     user: str = Field("", description=LABEL)
     safety_identifier: str = Field("", description=LABEL)
     prompt_cache_key: str = Field("", description=LABEL)
-    metadata: Labels = Field({}, description=LABEL)
+    metadata: Labels = Field({}, description=LABELS)
 
     neutral: ClassVar = {
         "best_of": (1,),

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from moebius_gateway.api.openai.chat_request import Effort
 from moebius_gateway.api.openai.messages import ToolName, check_names
-from moebius_gateway.api.openai.parameters import LABEL, Labels
+from moebius_gateway.api.openai.parameters import LABEL, LABELS, Labels
 from moebius_gateway.api.openai.structured import ANY_OBJECT
 from moebius_gateway.api.openai.tool_choice import tool_choice
 from moebius_gateway.api.request import GenerationRequest, SamplingWishes
@@ -138,7 +138,7 @@ class ResponsesRequest(InputTokensRequest):
     user: str = Field("", description=LABEL)
     safety_identifier: str = Field("", description=LABEL)
     prompt_cache_key: str = Field("", description=LABEL)
-    metadata: Labels = Field({}, description=LABEL)
+    metadata: Labels = Field({}, description=LABELS)
 
     neutral: ClassVar = InputTokensRequest.neutral | {
         "access_programs": (),
