@@ -42,6 +42,12 @@ test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
 gpu-test: $(VENV)/.installed-dev ## kernels, preflight and engine on this machine's NVIDIA GPU (some minutes: everything is compiled)
 	$(BIN)/python -m pytest tests/gpu tests/kernels/triton tests/kernels/test_device_plan.py tests/worker/engine/test_sampler.py $(ARGS)
 
+gpu-sanitize: $(VENV)/.installed-dev ## small kernels under compute-sanitizer's memcheck and racecheck
+	for tool in memcheck racecheck; do \
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python -m pytest \
+			tests/kernels/triton/test_small_operations.py tests/kernels/triton/test_router.py -k "rotate or add_rms or router"; \
+	done
+
 gpu-bench: $(VENV)/.installed-dev ## decode and prefill of models of true sizes on the GPU (ARGS="qwen3-30b:bf16 --steps 40 --out figures.json")
 	$(BIN)/python -m tests.bench.gpu_engine $(ARGS)
 

@@ -136,6 +136,9 @@ def _hear(past: Past, seen: Observation, policy: Policy, now: float) -> Past:
         return past
     if seen.run != past.engine_run:
         past = replace(past, engine_run=seen.run, engine_base=0, engine_restarts=0, engine_at=now)
+    if health.level != past.engine_level:
+        # Taking up a level is a restart as well; and deaths on another one say nothing about this one.
+        past = replace(past, engine_level=health.level, engine_base=health.engine_restarts)
     if health.engine_restarts > past.engine_restarts:
         past = replace(past, engine_restarts=health.engine_restarts, engine_at=now)
     elif seen.ready and past.engine_deaths and now - past.engine_at >= policy.healthy_after:

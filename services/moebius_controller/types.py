@@ -137,6 +137,8 @@ class Past:
     engine_base: int = 0
     engine_restarts: int = 0
     engine_at: float = 0.0
+    # The level that it ran on then.
+    engine_level: int = 0
     # The fallback level that it is to run on, since when and why, and the body to which that was written
     # last.
     level: int = 0

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tests.cluster.images import ROOT, build, lab_tool
 
-# A node that says nothing for 40 s is held for dead, and its pods are taken out of Services: all of them, when an
-# API server was away for so long.
+# By default a node that says nothing for 40 s is held for dead and its pods are taken out of Services: all of
+# them, if an API server was away for so long.
 PATIENT = {"LAB_ARGS_KUBE_CONTROLLER_MANAGER": "--node-monitor-grace-period=80s"}
 OUT = ROOT / "build" / "images"
 

@@ -74,26 +74,29 @@ async def evict(cluster: Cluster) -> None:
     await asyncio.to_thread(run, "kubectl", "create", "--raw", path, "-f", "-", stdin=json.dumps(body))
 
 
-# Takes memory until the kernel has killed the engine, which it is told to prefer.
+# Takes memory, in many small processes of which none is the largest, until the kernel has killed the engine.
 _HOG = f"""
-import glob, os, time
+import glob, os, signal, time
 def engines():
-    found = []
+    found = set()
     for path in glob.glob("/proc/[0-9]*/cmdline"):
         try:
-            if b"{ENGINE}" in open(path, "rb").read():
-                found.append(os.path.dirname(path))
+            if b"{ENGINE}" in open(path, "rb").read().split(bytes(1)):
+                found.add(path)
         except OSError:
             pass
     return found
-victims = engines()
+victims, hogs = engines(), []
 assert victims
-for one in victims:
-    open(one + "/oom_score_adj", "w").write("1000")
-held = []
-while set(victims) & set(engines()):
-    held.append(bytearray(os.urandom(4096) * 4096))
-    time.sleep(0.02)
+while victims & engines() and len(hogs) < 100:
+    hogs.append(os.fork())
+    if not hogs[-1]:
+        held = bytearray(os.urandom(4096) * 8192)
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.1)
+for one in hogs:
+    os.kill(one, signal.SIGKILL)
 """
 
 

@@ -203,7 +203,7 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.nodes = {f"n{i}": Node(f"n{i}", f"uid-n{i}") for i in range(self.node_count)}
         self._made = 0
-        self._seen: list[Observation] = []
+        self.seen: list[Observation] = []
         # By name; None with the time from when the StatefulSet makes the next.
         self.pods: dict[str, FakePod] = {}
         self._missing = {f"w-{i}": self.now for i in range(self.size)}
@@ -239,8 +239,8 @@ class FakeCluster:
 
     def look(self, refused: bool = False, late: bool = False) -> list[Action]:
         """One round. `refused`: nothing can be carried out. `late`: pods are seen as at the look before."""
-        seen = self._seen if late else self.observations()
-        self._seen = seen
+        seen = self.seen if late else self.observations()
+        self.seen = seen
         marked = [node.name for node in self.nodes.values() if node.marked]
         actions = decide(seen, self.history, self.policy, self.now, marked)
         assert decide(seen, self.reload(self.history), self.policy, self.now, marked) == actions

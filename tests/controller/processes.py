@@ -86,7 +86,8 @@ async def controlled(
 ) -> AsyncIterator[Controlled]:
     """The controller in this process; at the end no worker is left."""
     state_file = folder / "controller.json"
-    driver = LocalDriver(specs, {})
+    before = load_state(state_file)
+    driver = LocalDriver(specs, before.history if before else {})
     metrics = ControllerMetrics(CollectorRegistry())
     rules = Policy(ladder, **policy)  # type: ignore[arg-type]
     controller = Controller(driver, rules, FileMemory(state_file), metrics)

@@ -175,6 +175,20 @@ def test_an_engine_that_dies_again_and_again_gets_the_next_level_without_a_resta
     assert "its engine died 5 times in a row" in cluster.actions[0][2].cause.reason
 
 
+def test_a_restart_to_take_up_a_level_is_no_death() -> None:
+    def observe(restarts: int, level: int, state: State = State.READY) -> Observation:
+        health = Health(state, 1, engine_restarts=restarts, level=level, levels=3)
+        return Observation("w", 1, None, health, kept=True, level=level)
+
+    now, history = 1e9, {"w": Past(seen=1, engine_run=1, started_at=1e9, levels=3)}
+    for restarts, level in ((4, 0), (6, 1), (9, 1)):
+        now += 5
+        seen = [observe(restarts, level)]
+        assert not decide(seen, {"w": replace(history["w"], level=level)}, PODS, now), restarts
+        history = remember({"w": replace(history["w"], level=level)}, seen, [], PODS, now)
+    assert history["w"].engine_deaths == 3
+
+
 def test_engine_deaths_that_are_far_apart_are_no_row() -> None:
     cluster = serving(1)
     for _ in range(12):

@@ -147,3 +147,18 @@ def test_of_many_who_want_it_at_once_one_has_it(api: FakeApi, stack: ExitStack) 
         assert sum(one.leading for one in contenders) <= 1
         time.sleep(0.01)
     assert sum(one.term for one in contenders) == 1
+
+
+def test_what_made_the_lease_still_owns_it(api: FakeApi, stack: ExitStack) -> None:
+    """Helm leaves behind what has lost its labels."""
+    owner = {
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": {"meta.helm.sh/release-name": "a"},
+    }
+    collection, _, name = LEASE.rpartition("/")
+    api.put(collection, {"metadata": {"name": name, **owner}})
+    lease = contender(api, "a", stack)
+    until(lambda: lease.leading)
+    found = api.get(LEASE)
+    assert found is not None
+    assert found["metadata"].items() >= owner.items()

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from moebius_controller.policy import LADDER, PODS, Policy
 from moebius_controller.state_file import ControllerState, parse_state, write_state
-from moebius_controller.types import GiveUp, History, Replace, SetLevel, State, Step, Trouble
+from moebius_controller.types import GiveUp, History, Replace, SetLevel, Step, Trouble
 from tests.controller.fleet import seconds_of
-from tests.controller.pods import STATES, UNREADY, WELL, Condition, FakeCluster, FakePod, Phase
+from tests.controller.pods import UNREADY, WELL, Condition, FakeCluster, FakePod, Phase
 
 SIZE = 3
 FAILED_SECONDS = next(
@@ -92,10 +92,10 @@ class Watch:
                     self.given_up.add(action.worker)
             if isinstance(action, Replace | SetLevel):
                 self.given_up.discard(action.worker)
-        for pod in cluster.pods.values():
-            serves = pod.phase is Phase.RUNS and STATES.get(pod.condition) is State.READY
-            if serves and cluster.now - pod.since > cluster.policy.healthy_after:
-                self.given_up.discard(pod.name)
+        for seen in cluster.seen:
+            lived = cluster.now - cluster.history[seen.worker].started_at
+            if seen.ready and lived >= cluster.policy.healthy_after:
+                self.given_up.discard(seen.worker)
         acted = {action.worker for action in actions}
         if refused or late:
             # The clock starts anew with the next look that can bring something.

@@ -2,8 +2,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 
 from tests.gateway.http_server import Gateway, ScriptedBackend, running_gateway, until_ready
+
+# How long an example takes depends on what else runs on the machine.
+settings.register_profile("gateway", deadline=None)
+settings.load_profile("gateway")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

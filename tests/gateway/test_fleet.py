@@ -66,7 +66,7 @@ states = st.sampled_from(WorkerState)
 models = st.sampled_from([None, MODEL, OTHER])
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), states, models), max_size=60))
 def test_it_is_what_the_last_word_of_each_worker_makes_it(
     changes: list[tuple[int, WorkerState, ModelInfo | None]],

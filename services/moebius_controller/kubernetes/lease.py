@@ -116,7 +116,7 @@ class Lease:
         return self._write(
             self._leases.replace_namespaced_lease,
             (self._name,),
-            {"resourceVersion": lease["metadata"]["resourceVersion"]},
+            lease["metadata"],
             spec,
         )
 
@@ -150,9 +150,8 @@ class Lease:
         lease = self._call(self._leases.read_namespaced_lease, self._name)
         spec = lease.get("spec") or {}
         if spec.get("holderIdentity") == self._identity:
-            metadata = {"resourceVersion": lease["metadata"]["resourceVersion"]}
             given = {**spec, "holderIdentity": "", "renewTime": micro_time(datetime.now(UTC))}
-            self._put(self._leases.replace_namespaced_lease, (self._name,), metadata, given)
+            self._put(self._leases.replace_namespaced_lease, (self._name,), lease["metadata"], given)
 
     def _put(
         self,

@@ -25,8 +25,8 @@ class ConfigMapMemory:
         self._namespace = namespace
         self._name = name
         self._executor = executor
-        # None: there is no such ConfigMap.
-        self._version: str | None = None
+        # As it was read or written last: its version, and labels of whoever made it. None: it is not there.
+        self._metadata: dict[str, Any] | None = None
 
     async def load(self) -> ControllerState | None:
         try:
@@ -34,27 +34,25 @@ class ConfigMapMemory:
         except client.ApiException as error:
             if error.status != 404:
                 raise OSError(reason_of(error)) from error
-            self._version = None
+            self._metadata = None
             return None
         except FAILURES as error:
             raise OSError(reason_of(error)) from error
-        self._version = found["metadata"]["resourceVersion"]
+        self._metadata = found["metadata"]
         text = (found.get("data") or {}).get(KEY)
         return parse_state(text.encode(), f"ConfigMap {self._name}") if text else None
 
     async def save(self, state: ControllerState) -> None:
-        metadata = {"name": self._name, "namespace": self._namespace}
         body = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": metadata,
+            "metadata": self._metadata or {"name": self._name, "namespace": self._namespace},
             "data": {KEY: write_state(state).decode()},
         }
         try:
-            if self._version is None:
+            if self._metadata is None:
                 written = await self._call(self._core.create_namespaced_config_map, body=body)
             else:
-                metadata["resourceVersion"] = self._version
                 written = await self._call(self._core.replace_namespaced_config_map, self._name, body=body)
         except client.ApiException as error:
             # Gone, there meanwhile, or written by another one.
@@ -63,7 +61,7 @@ class ConfigMapMemory:
             raise OSError(reason_of(error)) from error
         except FAILURES as error:
             raise OSError(reason_of(error)) from error
-        self._version = written["metadata"]["resourceVersion"]
+        self._metadata = written["metadata"]
 
     async def _call(self, call: Callable[..., Any], *arguments: str, **more: Any) -> dict[str, Any]:
         def wait() -> dict[str, Any]:

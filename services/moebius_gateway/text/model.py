@@ -91,27 +91,14 @@ class TextModel:
         self.defaults = _sampling_defaults(_json_object(files, "generation_config.json"))
 
     async def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
-        """The prompt that asks for the answer. Raises `PromptError`, and `GenerationError` while it is busy."""
+        """The prompt that asks for the answer. Raises `PromptError`, and `GenerationError` for now."""
         if self._template is None:
             raise PromptError(
                 "this model has no chat template: use /v1/completions, or add chat_template.jinja"
             )
         if conversation.tools and not _writes_calls(self.spec):
             raise PromptError("it is not known how this model writes tool calls", "tools")
-        begun = False
-        try:
-            # One at a time: several threads that compute Python would slow down the event loop.
-            async with asyncio.timeout(TEMPLATE_SECONDS), self._rendering:
-                begun = True
-                text = await stoppable(self._template.render, conversation)
-        except TimeoutError as error:
-            if not begun:
-                message = "the chat templates of other requests take long; try again shortly"
-                raise GenerationError(
-                    Reason.OVERLOADED, message, retryable=True, retry_after=TEMPLATE_SECONDS
-                ) from error
-            message = f"the chat template took longer than {TEMPLATE_SECONDS:g} seconds for these messages"
-            raise PromptError(message, "messages") from error
+        text = await self._rendered(self._template, conversation)
         # The template writes all special tokens itself.
         [ids] = await self.encode([text], special=False)
         continued = conversation.continued
@@ -128,6 +115,25 @@ class TextModel:
             continued=continued and not thinks,
             tools=conversation.tools,
         )
+
+    async def _rendered(self, template: ChatTemplate, conversation: Conversation) -> str:
+        """One at a time: several threads that compute Python would slow down the event loop."""
+        try:
+            async with asyncio.timeout(TEMPLATE_SECONDS):
+                await self._rendering.acquire()
+        except TimeoutError as error:
+            message = "the chat templates of other requests take long: try again shortly"
+            raise GenerationError(
+                Reason.OVERLOADED, message, retryable=True, retry_after=TEMPLATE_SECONDS
+            ) from error
+        try:
+            async with asyncio.timeout(TEMPLATE_SECONDS):
+                return await stoppable(template.render, conversation)
+        except TimeoutError as error:
+            message = f"the chat template took longer than {TEMPLATE_SECONDS:g} seconds for these messages"
+            raise PromptError(message, "messages") from error
+        finally:
+            self._rendering.release()
 
     async def encode(self, texts: Sequence[str], *, special: bool = True) -> list[tuple[int, ...]]:
         """Token ids of plain prompts. `special`: with what the tokenizer puts at the beginning of a text."""
