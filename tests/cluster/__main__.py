@@ -40,7 +40,6 @@ def main(arguments: Sequence[str]) -> int:
     try:
         subprocess.run([str(lab), "image", *map(str, build(lab, OUT))], check=True)
         with tempfile.TemporaryDirectory(prefix="moebius-model-") as folder:
-            # Containers read it, as another user.
             Path(folder).chmod(0o755)
             return _run([str(lab), "run", *pytest], os.environ | {"MOEBIUS_TEST_MODEL": folder})
     finally:

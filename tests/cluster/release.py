@@ -63,6 +63,8 @@ def _place() -> dict[str, Any]:
     path = Path(os.environ["MOEBIUS_TEST_MODEL"]) / "tiny-mixtral"
     if not path.exists():
         write_checkpoint(path, "mixtral", num_hidden_layers=6)
+        for file in path.iterdir():
+            file.chmod(0o644)  # containers read it, as another user
     return {
         "gateway": {"image": {"tag": TAG}},
         "controller": {"image": {"tag": TAG}},

@@ -78,6 +78,7 @@ def test_every_cause_has_one_action_and_every_death_a_restart(
 
     fleet = Fleet(policy, [FakeWorker(f"w{i}") for i in range(WORKERS)], restarted_controller)
     found_dead: dict[str, float] = {}
+    given_up: set[str] = set()
     fleet.look()
     assert len(fleet.times(Start)) == WORKERS
     for passed, number, condition in steps:
@@ -90,13 +91,23 @@ def test_every_cause_has_one_action_and_every_death_a_restart(
             if worker.condition is Condition.DEAD:
                 found_dead.setdefault(worker.name, fleet.now)
         actions = fleet.look()
+        for action in actions:
+            if isinstance(action, GiveUp):
+                assert action.worker not in given_up, "given up twice"
+                given_up.add(action.worker)
+            else:
+                given_up.discard(action.worker)
+        for worker in fleet.workers:
+            lived = fleet.now - fleet.history[worker.name].started_at
+            if worker.condition in (Condition.IDLE, Condition.BUSY) and lived >= policy.healthy_after:
+                given_up.discard(worker.name)
         assert {action.worker for action in actions if isinstance(action, Replace)} == sick
         for worker in fleet.workers:
             if worker.condition is not Condition.DEAD:
                 found_dead.pop(worker.name, None)
         overdue = [name for name, since in found_dead.items() if fleet.now - since > longest_wait(policy)]
         assert not overdue, "a dead worker was not started in time"
-    taken = [action for _, action in fleet.actions]
+    taken = [action for _, action in fleet.actions if not isinstance(action, GiveUp)]
     assert len({(type(action), action.worker, action.run) for action in taken}) == len(taken)
 
 
