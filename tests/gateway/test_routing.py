@@ -1,7 +1,7 @@
 """Which worker gets a request, and what is remembered to decide it."""
 
 from moebius_gateway.workers.health import FIRST_EJECTION, LONGEST_EJECTION, Health
-from moebius_gateway.workers.routing import BLOCK, MAX_BLOCKS, pick, prefix_blocks
+from moebius_gateway.workers.routing import AFFINITY_TOKENS, BLOCK, MAX_BLOCKS, pick, prefix_blocks
 from moebius_gateway.workers.view import WorkerState, WorkerView
 
 
@@ -34,10 +34,18 @@ def test_the_least_loaded_is_picked_by_share_of_what_it_can_run() -> None:
 
 
 def test_a_cached_prefix_outweighs_some_load_but_not_any() -> None:
-    warm = {"a": 1.0}
+    warm = {"a": AFFINITY_TOKENS // BLOCK}
     assert pick([worker("a", load=3), worker("b")], warm).address == "a"
     assert pick([worker("a", load=5), worker("b")], warm).address == "b"
-    assert pick([worker("a", load=3), worker("b")], {"a": 0.25}).address == "b"
+    assert pick([worker("a", load=3), worker("b")], {"a": MAX_BLOCKS}).address == "a"
+    assert pick([worker("a", load=5), worker("b")], {"a": MAX_BLOCKS}).address == "b"
+
+
+def test_a_short_prefix_is_worth_little() -> None:
+    short = {"a": 2}
+    assert pick([worker("a"), worker("b")], short).address == "a"
+    assert pick([worker("a", load=1), worker("b")], short).address == "b"
+    assert pick([worker("a", load=3), worker("b")], {"a": AFFINITY_TOKENS // BLOCK // 4}).address == "b"
 
 
 def test_ties_go_to_the_one_with_fewer_of_ours() -> None:

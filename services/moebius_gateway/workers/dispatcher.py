@@ -181,8 +181,7 @@ class Dispatcher:
             decision = self._decide(record, failure, matched)
             if not isinstance(decision, recovery.Place):
                 return decision
-            shares = {address: count / len(blocks) for address, count in matched.items()}
-            return self._links[routing.pick(decision.workers, shares).address]
+            return self._links[routing.pick(decision.workers, matched).address]
 
     def _decide(
         self, record: Record, failure: Failure | None, matched: Mapping[str, int]

@@ -8,7 +8,9 @@ from moebius_gateway.workers.view import WorkerView
 BLOCK = 32
 # Longer prompts are told apart by their first so many blocks.
 MAX_BLOCKS = 512
-# A prompt that is cached whole is worth so much of a worker's capacity in load.
+# A cached prefix of so many tokens is worth so much of a worker's capacity in load; a shorter one less, for it
+# saves less: many users of one short prompt would else share one worker while another has nothing to do.
+AFFINITY_TOKENS = 1024
 AFFINITY_WEIGHT = 0.5
 
 
@@ -22,15 +24,16 @@ def prefix_blocks(token_ids: Sequence[int], model: Hashable = None) -> tuple[int
     return tuple(blocks)
 
 
-def pick(workers: Sequence[WorkerView], matched: Mapping[str, float]) -> WorkerView:
+def pick(workers: Sequence[WorkerView], matched: Mapping[str, int]) -> WorkerView:
     """The worker of least cost: its load, less what it has of the prefix.
 
-    `matched` gives, by address, the fraction of the prompt that is probably cached there. Ties go to the
-    worker with the fewest requests of this gateway, then to the first.
+    `matched` gives, by address, how many blocks of the prompt are probably cached there. Ties go to the worker
+    with the fewest requests of this gateway, then to the first.
     """
 
     def cost(worker: WorkerView) -> tuple[float, int]:
         load = worker.load / max(worker.max_running, 1)
-        return load - AFFINITY_WEIGHT * matched.get(worker.address, 0.0), worker.in_flight
+        saved = min(1.0, matched.get(worker.address, 0) * BLOCK / AFFINITY_TOKENS)
+        return load - AFFINITY_WEIGHT * saved, worker.in_flight
 
     return min(workers, key=cost)
