@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moebius_controller.policy import LADDER, Policy, Rung, restart_delay
 from moebius_controller.state_file import ControllerState, load_state, save_state
-from moebius_controller.types import GiveUp, History, Past, Replace, Start, Step, Trouble
+from moebius_controller.types import GiveUp, History, Past, Replace, Start, State, Step, Trouble
 from tests.controller.fleet import Condition, FakeWorker, Fleet
 
 WORKERS = 3
@@ -58,7 +58,10 @@ def longest_wait(policy: Policy) -> float:
 
 def waited_enough(fleet: Fleet, worker: FakeWorker) -> bool:
     past = fleet.history[worker.name]
-    if worker.condition is not Condition.FAILED or not past.given_up_at or not past.failed_at:
+    # Of one that is silent since a moment, its last word counts.
+    said = worker.health is not None and worker.health.state is State.FAILED
+    failed = worker.condition is Condition.FAILED or (worker.condition is Condition.SILENT and said)
+    if not failed or not past.given_up_at or not past.failed_at:
         return False
     waited = fleet.now - past.given_up_at >= restart_delay(worker.name, past, fleet.policy)
     return waited and fleet.now - past.failed_at >= FAILED_SECONDS
@@ -99,7 +102,8 @@ def test_every_cause_has_one_action_and_every_death_a_restart(
                 given_up.discard(action.worker)
         for worker in fleet.workers:
             lived = fleet.now - fleet.history[worker.name].started_at
-            if worker.condition in (Condition.IDLE, Condition.BUSY) and lived >= policy.healthy_after:
+            serves = worker.health is not None and worker.health.state is State.READY
+            if serves and lived >= policy.healthy_after:
                 given_up.discard(worker.name)
         assert {action.worker for action in actions if isinstance(action, Replace)} == sick
         for worker in fleet.workers:
