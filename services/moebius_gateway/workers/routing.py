@@ -8,8 +8,8 @@ from moebius_gateway.workers.view import WorkerView
 BLOCK = 32
 # Longer prompts are told apart by their first so many blocks.
 MAX_BLOCKS = 512
-# A cached prefix of so many tokens is worth so much of a worker's capacity in load; a shorter one less, for it
-# saves less: many users of one short prompt would else share one worker while another has nothing to do.
+# A cached prefix of so many tokens is worth so much of a worker's capacity in load; a shorter one less, for
+# it saves less: many users of one short prompt would else share one worker while another has nothing to do.
 AFFINITY_TOKENS = 1024
 AFFINITY_WEIGHT = 0.5
 
@@ -27,8 +27,8 @@ def prefix_blocks(token_ids: Sequence[int], model: Hashable = None) -> tuple[int
 def pick(workers: Sequence[WorkerView], matched: Mapping[str, int]) -> WorkerView:
     """The worker of least cost: its load, less what it has of the prefix.
 
-    `matched` gives, by address, how many blocks of the prompt are probably cached there. Ties go to the worker
-    with the fewest requests of this gateway, then to the first.
+    `matched` gives, by address, how many blocks of the prompt are probably cached there. Ties go to the
+    worker with the fewest requests of this gateway, then to the first.
     """
 
     def cost(worker: WorkerView) -> tuple[float, int]:
