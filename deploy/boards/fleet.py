@@ -54,10 +54,7 @@ FLEET = Board(
                         "model": each(
                             "moebius_worker_model_info",
                             "instance",
-                            "model_name",
-                            "architecture",
-                            "dtype",
-                            "device",
+                            *MODEL_LABELS,
                         )
                     },
                     "table",

@@ -24,7 +24,10 @@ CODES = {
 
 API = 'route=~"/v1/.*"'
 REQUESTS = total(rate("moebius_gateway_requests_total", API))
-STREAM_ERRORS = total(rate("moebius_gateway_stream_errors_total"))
+# As HighErrorRate counts them: a refusal within a stream is no failure either, nor what a client has to mend.
+STREAM_ERRORS = total(
+    rate("moebius_gateway_stream_errors_total", 'code!~"overloaded|kv_exhausted|bad_request"')
+)
 REFUSED = total(rate("moebius_gateway_requests_total", API, 'code=~"5.."'))
 FAILED = f"({REFUSED} + {STREAM_ERRORS})"
 # Each gateway sees all workers: their views are not added up.
@@ -72,8 +75,8 @@ OVERVIEW = Board(
                 ),
                 Panel(
                     "Failing",
-                    "Part of the requests that were answered with 5xx, or whose stream ended with an error. "
-                    "The death of a worker alone does not fail requests.",
+                    "Part of the requests that were answered with 5xx, or whose stream ended with an error "
+                    "other than a refusal. The death of a worker alone does not fail requests.",
                     {"failing": share(FAILED, REQUESTS)},
                     "stat",
                     "percentunit",

@@ -66,5 +66,5 @@ def mean(name: str, *by: str) -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """0 where there is nothing at all."""
+    """No value where the whole is 0."""
     return f"{part} / ({whole} > 0)"

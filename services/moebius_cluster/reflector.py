@@ -104,20 +104,20 @@ class Reflector(Generic[T]):
         failures, logged = 0, ""
         # From where to watch on; None: list first.
         version: str | None = None
-        begun = time.monotonic()
+        listed = time.monotonic()
         while not self._stopping.is_set():
             try:
                 if version is None or time.monotonic() >= self._relist_at:
-                    begun = time.monotonic()
                     version = self._list()
+                    listed = time.monotonic()
                 version = self._watch(version)
                 failures, logged = 0, ""
             except Exception as error:  # whatever the server, the network and the client make of it
                 if self._stopping.is_set():
                     return
-                version = None
-                # One that works for long, and then does not, is asked again at once.
-                failures = 0 if time.monotonic() - begun > LONGEST_PAUSE else failures + 1
+                # One that worked for long, and then does not, is asked again at once.
+                worked = version is not None and time.monotonic() - listed > LONGEST_PAUSE
+                version, failures = None, 0 if worked else failures + 1
                 why = _reason(error)
                 level = log.debug if why == logged else log.warning
                 level("the cluster's objects are to be listed again", why=why)

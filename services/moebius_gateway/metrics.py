@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from moebius_common.build_info import tell_build
+from moebius_gateway.types import Reason
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 INTER_TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
@@ -14,7 +15,7 @@ REQUEST_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 60
 # What exists from the start, at zero: a rate over the first error is no rate otherwise.
 GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 CODES = ("200", "400", "429", "500", "503")
-STREAM_ERRORS = ("engine_dead", "engine_stalled", "gpu_fault", "internal_error", "not_ready", "poisoned")
+STREAM_ERRORS = ("internal_error", *(reason.value.lower() for reason in Reason))
 
 
 class GatewayMetrics:

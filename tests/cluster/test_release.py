@@ -45,7 +45,8 @@ async def test_an_upgrade_fails_no_stream(scenes: Scenes) -> None:
     cluster, load = scenes.cluster, await scenes.with_workers()
 
     def pods() -> set[str]:
-        return {pod.uid for name in ("gateway", "controller", "worker") for pod in cluster.pods(name)}
+        components = ("gateway", "controller", "worker")
+        return {pod.uid for name in components for pod in cluster.pods(name) if not pod.ending}
 
     before = pods()
     stop = asyncio.Event()

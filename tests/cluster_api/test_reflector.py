@@ -269,6 +269,26 @@ def test_a_slow_list_holds_nobody_up(api: FakeApi, monkeypatch: pytest.MonkeyPat
         until(lambda: seen.reflector.synced)
 
 
+@pytest.mark.parametrize("faults", [{"list_delay": 0.3}, {"list_delay": 0.15, "gone": "status"}])
+def test_lists_that_take_long_and_are_in_vain_are_tried_ever_more_slowly(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, faults: dict[str, Any]
+) -> None:
+    """Each failure takes longer than the longest pause, which is not to have worked for long."""
+    monkeypatch.setattr(reflector, "LIST_TIMEOUT", 0.2)
+    in_a_row: list[int] = []
+
+    def no_pause(first: float, doublings: int, longest: float) -> float:
+        in_a_row.append(doublings)
+        return 0.0
+
+    monkeypatch.setattr(reflector, "backoff", no_pause)
+    for name, value in faults.items():
+        setattr(api.faults, name, value)
+    with watching(api):
+        until(lambda: len(in_a_row) >= 3)
+    assert in_a_row[:3] == [1, 2, 3]
+
+
 def test_watches_that_end_at_once_do_not_make_a_storm(api: FakeApi) -> None:
     api.faults.hasty = True
     with watching(api):

@@ -51,11 +51,11 @@ def spec(api: FakeApi) -> dict[str, object]:
 
 
 def test_the_first_one_leads_and_goes_on(api: FakeApi, stack: ExitStack) -> None:
-    first = contender(api, "a", stack)
+    first = contender(api, "a", stack, duration=3)
     until(lambda: first.leading)
     assert first.term == 1
-    second = contender(api, "b", stack)
-    end = time.monotonic() + 3 * DURATION
+    second = contender(api, "b", stack, duration=3)
+    end = time.monotonic() + 4
     while time.monotonic() < end:
         assert first.leading
         assert not second.leading
@@ -140,9 +140,9 @@ def test_who_lost_it_leads_no_more(api: FakeApi, stack: ExitStack) -> None:
 
 
 def test_of_many_who_want_it_at_once_one_has_it(api: FakeApi, stack: ExitStack) -> None:
-    contenders = [contender(api, f"c-{number}", stack) for number in range(8)]
+    contenders = [contender(api, f"c-{number}", stack, duration=3) for number in range(8)]
     until(lambda: any(one.leading for one in contenders))
-    end = time.monotonic() + 1.5 * DURATION
+    end = time.monotonic() + 2
     while time.monotonic() < end:
         assert sum(one.leading for one in contenders) <= 1
         time.sleep(0.01)

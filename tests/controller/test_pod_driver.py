@@ -3,14 +3,21 @@
 import asyncio
 import json
 import shutil
+import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
+from kubernetes import client
 
+from moebius_cluster.pods import Pod
+from moebius_controller.kubernetes.driver import CALLS
+from moebius_controller.kubernetes.lease import Lease
+from moebius_controller.kubernetes.nodes import Node
 from moebius_controller.probe import WorkerTls
+from moebius_controller.types import Action
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.certificates import authority, signed
 from tests.cluster_fakes import PODS, FakeApi
@@ -182,19 +189,49 @@ async def test_while_the_api_server_is_away_nothing_is_done_and_nothing_breaks()
             )
 
 
-async def test_an_action_that_fails_is_tried_again_and_counted() -> None:
+async def test_an_action_that_fails_is_tried_again_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
     with FakeApi() as api:
         async with served(worker) as port, controller(api) as running:
             put_pod(api, "w-0", port)
             await running.sees("w-0", "READY")
-            api.faults.refuse = 500
+            carry_out = running.driver._actions.carry_out
+            failures = [client.ApiException(500, "no"), TimeoutError(), client.ApiException(429, "slowly")]
+
+            def fails_at_first(action: Action, pod: Pod, node: Node | None) -> None:
+                if failures:
+                    raise failures.pop()
+                carry_out(action, pod, node)
+
+            monkeypatch.setattr(running.driver._actions, "carry_out", fails_at_first)
             api.change(f"{PODS}/w-0", ended)
-            await eventually(lambda: running.metric("api_errors_total", call="Replace"), "a failure")
-            assert not events(api)
-            api.faults.refuse = None
             await eventually(lambda: events(api), "it is done")
+            assert running.metric("api_errors_total", call="Replace") == 3
             assert running.metric("actions_total", action="replace", trouble="ended") == 1
+            assert len(deletions(api)) == len(events(api)) == 1
+
+
+async def test_who_leads_no_more_does_not_go_on_with_what_was_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeApi() as api:
+        for number in range(4 * CALLS):
+            put_pod(api, f"w-{number}", 1)
+            api.change(f"{PODS}/w-{number}", ended)
+        async with controller(api) as running:
+            begun: list[str] = []
+
+            def slow(action: Action, *_: object) -> None:
+                """While it waits for the API, another one takes the lease."""
+                begun.append(action.worker)
+                time.sleep(0.2)
+                monkeypatch.setattr(Lease, "leading", False)
+
+            monkeypatch.setattr(running.driver._actions, "carry_out", slow)
+            await eventually(lambda: begun, "it acts")
+            await eventually(lambda: running.metric("hands_off") == 1, "it stops")
+            await asyncio.sleep(0.5)
+            assert len(begun) <= CALLS
 
 
 async def test_another_pod_of_the_name_is_never_touched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,11 @@ def test_all_losses_since_the_last_token_end_with_the_next_and_leave_one_gap() -
     [
         (GenerationError(Reason.NOT_READY, "nobody", retryable=True), "failed"),
         (GenerationError(Reason.POISONED, "it kills", retryable=False), "poisoned"),
+        (RuntimeError("a defect"), "failed"),
         (asyncio.CancelledError(), "abandoned"),
         (GeneratorExit(), "abandoned"),
     ],
-    ids=["failed", "poisoned", "cancelled", "closed"],
+    ids=["failed", "poisoned", "defect", "cancelled", "closed"],
 )
 def test_what_is_open_at_the_end_has_ended_so(error: BaseException, outcome: str) -> None:
     written = Written()

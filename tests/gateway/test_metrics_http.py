@@ -57,7 +57,7 @@ async def test_tokens_and_times(fresh: Gateway) -> None:
 async def test_what_only_moves_on_faults_is_there_from_the_start(fresh: Gateway) -> None:
     for code in ("200", "429", "500", "503"):
         assert fresh.metric("moebius_gateway_requests_total", route="/v1/chat/completions", code=code) == 0
-    for code in ("engine_dead", "internal_error", "poisoned"):
+    for code in ("engine_dead", "internal_error", "overloaded", "kv_exhausted", "poisoned"):
         assert fresh.metric("moebius_gateway_stream_errors_total", code=code) == 0
 
 

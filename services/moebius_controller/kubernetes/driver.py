@@ -129,11 +129,20 @@ class PodDriver:
             key=lambda pod: pod.created_at,
             default=None,
         )
-        if pod is None or run_of(pod) != action.run or not self._lease.leading:
+        if pod is None or run_of(pod) != action.run:
             return False
         node = (self._nodes_by_name() or {}).get(action.node) if isinstance(action, MarkNode) else None
+
+        def act() -> bool:
+            # Of many actions, this one may have waited for its turn for long.
+            if self._lease.leading:
+                self._actions.carry_out(action, pod, node)
+                return True
+            return False
+
         try:
-            await self._call(partial(self._actions.carry_out, action, pod, node))
+            if not await self._loop.run_in_executor(self._executor, act):
+                return False
         except FAILURES as error:
             call = type(action).__name__
             if isinstance(error, client.ApiException) and error.status in (404, 409):
@@ -186,13 +195,10 @@ class PodDriver:
     async def _tell(self, action: Action, pod: Pod, node: Node | None) -> None:
         """People who look at the pod see why; nothing depends on it."""
         try:
-            await self._call(partial(self._actions.tell, action, pod, node))
+            await self._loop.run_in_executor(self._executor, self._actions.tell, action, pod, node)
         except FAILURES as error:
             self._metrics.api_errors.labels("Event").inc()
             log.info("an event is not told", worker=action.worker, why=reason_of(error))
-
-    async def _call(self, call: "partial[None]") -> None:
-        await self._loop.run_in_executor(self._executor, call)
 
 
 def _patients(pods: list[Pod]) -> frozenset[Patient]:

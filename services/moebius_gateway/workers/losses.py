@@ -21,7 +21,7 @@ RESUMED, FAILED, POISONED, ABANDONED = OUTCOMES = ("resumed", "failed", "poisone
 
 
 class Losses:
-    """Of one generation. A context manager around its life: what is open at the end has failed."""
+    """Of one generation. A context manager around its life: what is open at the end has not ended well."""
 
     __slots__ = ("_ledger", "_open", "_quiet_since")
 
@@ -48,10 +48,11 @@ class Losses:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, GenerationError):
-            self._close(POISONED if error.reason is Reason.POISONED else FAILED)
+        if isinstance(error, GenerationError) and error.reason is Reason.POISONED:
+            self._close(POISONED)
         else:
-            self._close(ABANDONED)
+            # A client that leaves cancels or closes it, which is no `Exception`; a defect is one.
+            self._close(FAILED if isinstance(error, Exception) else ABANDONED)
 
     def _close(self, outcome: str) -> None:
         for reason in self._open:
