@@ -4,7 +4,7 @@ import datetime
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import matplotlib.dates
@@ -30,16 +30,8 @@ COLOURS = {
 # As many as a picture's legend has room for.
 MOST_LEGENDS = 8
 
-
-@dataclass(frozen=True)
-class Data:
-    """What a panel's query brought, with the legend of each series."""
-
-    series: Sequence[tuple[str, Series]]
-
-    @property
-    def empty(self) -> bool:
-        return not self.series
+# What a panel's queries brought, with the legend of each series.
+Data = Sequence[tuple[str, Series]]
 
 
 def draw(board: Mapping[str, Any], prometheus: Source, span: Span, scrape_interval: float) -> Figure:
@@ -64,7 +56,7 @@ def draw(board: Mapping[str, Any], prometheus: Source, span: Span, scrape_interv
         own = replace(span, step=max(span.step, 60.0)) if panel.get("interval") == "1m" else span
         own = replace(own, start=own.end - (own.end - own.start) // own.step * own.step)
         data = _ask(panel, prometheus, own, max(4 * scrape_interval, own.step + scrape_interval))
-        if data.empty:
+        if not data:
             axes.text(0.5, 0.5, "no data", ha="center", va="center", color="#999999")
             axes.set_axis_off()
         else:
@@ -78,12 +70,12 @@ def _ask(panel: Mapping[str, Any], prometheus: Source, span: Span, rate_interval
         query = filled_in(target["expr"], rate_interval)
         got = prometheus.at(query, span.end) if target.get("instant") else prometheus.over(query, span)
         found += ((legend(target.get("legendFormat", ""), one.labels), one) for one in got)
-    return Data(found)
+    return found
 
 
 def _stat(axes: Axes, panel: Mapping[str, Any], data: Data, span: Span) -> None:
     axes.set_axis_off()
-    [(_, series)] = data.series
+    [(_, series)] = data
     defaults = panel["fieldConfig"]["defaults"]
     times, values = _columns(series)
     colour = _colour_of(values[-1], defaults["thresholds"]["steps"])
@@ -109,7 +101,7 @@ def _timeseries(axes: Axes, panel: Mapping[str, Any], data: Data, span: Span) ->
     defaults = panel["fieldConfig"]["defaults"]
     custom = defaults["custom"]
     stacked = custom.get("stacking", {}).get("mode") == "normal"
-    names = [name for name, _ in data.series]
+    names = [name for name, _ in data]
     fixed = {
         override["matcher"]["options"]: COLOURS[override["properties"][0]["value"]["fixedColor"]]
         for override in panel["fieldConfig"].get("overrides", ())
@@ -118,7 +110,7 @@ def _timeseries(axes: Axes, panel: Mapping[str, Any], data: Data, span: Span) ->
     colours = [fixed.get(name) or next(palette) for name in names]
     if stacked:
         times = _grid(span)
-        levels = [_on_grid(series, span) for _, series in data.series]
+        levels = [_on_grid(series, span) for _, series in data]
         if custom.get("drawStyle") == "bars":
             below = [0.0] * len(times)
             for name, level, colour in zip(names, levels, colours, strict=True):
@@ -128,11 +120,11 @@ def _timeseries(axes: Axes, panel: Mapping[str, Any], data: Data, span: Span) ->
         else:
             axes.stackplot(times, *levels, labels=names, colors=colours, alpha=0.7)
     else:
-        for (name, series), colour in zip(data.series, colours, strict=True):
+        for (name, series), colour in zip(data, colours, strict=True):
             axes.plot(
                 *broken(series, span), label=name, linewidth=1.4, color=colour, marker="o", markersize=1.5
             )
-        top = max(value for _, series in data.series for _, value in series.points)
+        top = max(value for _, series in data for _, value in series.points)
         for step in defaults["thresholds"]["steps"][1:]:
             # One that is far away would press the lines flat.
             if step["value"] <= 2 * top:
@@ -150,7 +142,7 @@ def _states(axes: Axes, panel: Mapping[str, Any], data: Data, span: Span) -> Non
     [mapping] = panel["fieldConfig"]["defaults"]["mappings"]
     words = {int(value): (result["text"], result["color"]) for value, result in mapping["options"].items()}
     shown: set[int] = set()
-    rows = sorted(data.series, key=lambda pair: pair[0], reverse=True)
+    rows = sorted(data, key=lambda pair: pair[0], reverse=True)
     for row, (_, series) in enumerate(rows):
         for time, value in series.points:
             text, colour = words[int(value)]
@@ -166,13 +158,13 @@ def _states(axes: Axes, panel: Mapping[str, Any], data: Data, span: Span) -> Non
 
 def _table(axes: Axes, panel: Mapping[str, Any], data: Data, span: Span) -> None:
     axes.set_axis_off()
-    labels = sorted({label for _, series in data.series for label in series.labels})
+    labels = sorted({label for _, series in data for label in series.labels})
     [organize] = panel["transformations"]
     numbered = not organize["options"]["excludeByName"]["Value"]
     lines = [
         [series.labels.get(label, "") for label in labels]
         + ([number(series.points[-1][1], "short")] if numbered else [])
-        for _, series in data.series
+        for _, series in data
     ]
     heads = [*labels, *(["Value"] if numbered else [])]
     wide = [max(len(str(line[place])) for line in [heads, *lines]) for place in range(len(heads))]
