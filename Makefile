@@ -28,7 +28,7 @@ TAG ?= 0.1.0
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 
-.PHONY: help up test test-chart test-cluster chart images test-peers test-clients lint proto bench-gateway bench-gateway-peers bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers dashboards render-dashboards test-rules clean
+.PHONY: help up test gpu-test gpu-sanitize gpu-bench test-chart test-cluster chart images test-peers test-clients lint proto bench-gateway bench-gateway-peers bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers dashboards render-dashboards test-rules clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,5 +1,6 @@
 """What Prometheus and probes ask of a service that has no HTTP of its own."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -46,5 +47,12 @@ class _ServerV6(_Server):
 
 
 class _Handler(WSGIRequestHandler):
+    # Seconds in which a peer must say what it wants: one that is gone without a word would keep its thread.
+    timeout = 10.0
+
+    def handle(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            super().handle()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Probes and scrapes are no news."""

@@ -25,8 +25,8 @@ from moebius_controller.view import View
 
 log = structlog.get_logger(__name__)
 
-# A look at which everything that is done takes until it is given up is shorter, in seconds.
-LONGEST_LOOK = 60.0
+# Whatever is waited for takes less until it is given up, in seconds.
+LONGEST_PAUSE = 60.0
 
 
 class Driver(Protocol):
@@ -56,27 +56,28 @@ class Controller:
         self._term: int | None = None
         self._saved: ControllerState | None = None
         self._saved_at = 0.0
-        self._looked_at = time.monotonic()
+        self._turned_at = time.monotonic()
 
     def alive(self) -> bool:
         """Whether the loop turns; any thread may ask."""
-        return time.monotonic() - self._looked_at < LONGEST_LOOK
+        return time.monotonic() - self._turned_at < LONGEST_PAUSE
 
     async def run(self, look_interval: float, stop: asyncio.Event) -> None:
         """Looks at least every `look_interval` seconds, until `stop` is set."""
         while not stop.is_set():
             await self.look(time.time())
-            self._looked_at = time.monotonic()
+            self._turned_at = time.monotonic()
             await self._driver.changed(look_interval)
 
     async def look(self, now: float) -> None:
         """One round."""
         view = self._driver.view()
         if view.hands_off or not await self._remembers(view.term):
-            self._metrics.looked(view, self._history, [], [], now)
+            # What was done is another one's to know by now.
+            self._metrics.looked(view, {}, [], [], now)
             return
         decided = decide(view.observations, self._history, self._policy, now, view.marked_nodes)
-        done = await asyncio.gather(*map(self._driver.perform, decided))
+        done = await asyncio.gather(*map(self._perform, decided))
         actions = [action for action, carried_out in zip(decided, done, strict=True) if carried_out]
         events = events_of(self._history, view.observations, actions, now)
         self._history = remember(self._history, view.observations, actions, self._policy, now)
@@ -104,6 +105,12 @@ class Controller:
         except OSError as error:
             # A full disk is no reason to leave the workers alone; the next look tries again.
             log.error("cannot write the controller's state", error=str(error))
+
+    async def _perform(self, action: Action) -> bool:
+        done = await self._driver.perform(action)
+        # Many actions over a slow API take long, all in all.
+        self._turned_at = time.monotonic()
+        return done
 
     async def _remembers(self, term: int) -> bool:
         """Whether what was done before is known; it is read when this controller begins to lead."""

@@ -32,6 +32,10 @@ from moebius_controller.types import (
 # Seconds for which a worker's engine cannot be started until it is clear that the worker does not take up the
 # level that was set. Less than those of the rung that replaces it.
 LEVEL_PATIENCE = 15.0
+# Seconds since its last answer for which a worker counts as one that answers: more than a late one takes.
+HEARD = 5.0
+# Seconds until a mark of ours is seen, at the latest.
+MARK_SHOWS = 10.0
 
 
 def decide(
@@ -39,27 +43,34 @@ def decide(
     history: History,
     policy: Policy,
     now: float,
-    marked_nodes: Collection[str] = (),
+    marked_nodes: Collection[str] | None = (),
 ) -> list[Action]:
     """At most one action for each worker, none for most. `marked_nodes`: all that are marked, as far as
-    seen.
+    seen; None: none can be marked.
     """
     pasts = {seen.worker: see(history.get(seen.worker), seen, policy, now) for seen in observations}
     nodes = Nodes(observations, {**history, **pasts}, policy, now)
-    heard_any = any(seen.health is not None for seen in observations)
+    heard_any = any(seen.health is not None and seen.silence < HEARD for seen in observations)
     cases = [Case(seen, pasts[seen.worker], nodes, heard_any, now) for seen in observations]
-    look = _Look(cases, policy, marked_nodes)
+    look = _Look(cases, policy, marked_nodes, nodes.marked_since(now - MARK_SHOWS))
     return [action for case in cases if (action := look.decide(case)) is not None]
 
 
 class _Look:
     """What is decided in one look, and so limits what else is."""
 
-    def __init__(self, cases: Sequence[Case], policy: Policy, marked_nodes: Collection[str]) -> None:
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        policy: Policy,
+        marked_nodes: Collection[str] | None,
+        marked_by_us: Collection[str],
+    ) -> None:
         self._policy = policy
         self._hangs = [rung for rung in policy.ladder if rung.when in HANGS]
         self._ready = Counter(case.seen.group for case in cases if self._serves(case))
-        self._marked = set(marked_nodes)
+        self._marked = {*(marked_nodes or ()), *marked_by_us}
+        self._max_marked = policy.max_marked_nodes if marked_nodes is not None else 0
         self._just_marked: set[str] = set()
 
     def decide(self, case: Case) -> Action | None:
@@ -126,7 +137,7 @@ class _Look:
         fault = own_fault(seen, past)
         known = fault is not None and case.nodes.marked_after(seen.node, fault)
         if seen.node not in self._marked and not known:
-            if len(self._marked) >= self._policy.max_marked_nodes:
+            if len(self._marked) >= self._max_marked:
                 return None
             self._marked.add(seen.node)
             self._just_marked.add(seen.node)

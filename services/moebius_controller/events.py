@@ -18,6 +18,8 @@ from moebius_controller.types import (
 
 # As many are kept as a person would read.
 KEPT_EVENTS = 100
+# Of one reason; pods and engines may say more, people do not read it.
+LONGEST_TEXT = 900
 
 
 class What(StrEnum):
@@ -50,11 +52,16 @@ def events_of(
         if seen.ready and seen.run > past.ready:
             events.append(Event(now, seen.worker, seen.run, What.READY, "its engine serves"))
         if seen.death is not None and seen.run > past.dead:
-            events.append(Event(now, seen.worker, seen.run, What.DIED, seen.death))
+            events.append(Event(now, seen.worker, seen.run, What.DIED, shortened(seen.death)))
     events.extend(
-        Event(now, action.worker, action.run, WHAT[type(action)], tell(action)) for action in actions
+        Event(now, action.worker, action.run, WHAT[type(action)], shortened(tell(action)))
+        for action in actions
     )
     return events
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 4] + " ..."
 
 
 def tell(action: Action) -> str:

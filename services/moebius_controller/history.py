@@ -22,7 +22,7 @@ from moebius_controller.types import (
 
 DEVICE_FAULT = "GPU_FAULT"
 KEPT_FAULTS = 8
-LONGEST_TEXT = 300
+LONGEST_TEXT = 200
 
 # How drivers and libraries speak of a device that is gone or broken: NVIDIA's Xid messages, CUDA's and NVML's
 # error strings. Not among them: illegal accesses and the like, which kernels commit.
@@ -155,7 +155,13 @@ def _hear(past: Past, seen: Observation, policy: Policy, now: float) -> Past:
 def _fault(past: Past, seen: Observation, text: str, now: float, *, lost: bool = False) -> Past:
     lost = lost or _LOST.search(text) is not None
     fault = DeviceFault(seen.node, seen.run, now, lost, text[:LONGEST_TEXT])
-    return replace(past, faults=(*past.faults, fault)[-KEPT_FAULTS:])
+    # One of a run accuses its node, and one more that the device was lost; the words of others were told.
+    others = [
+        one if one.run == seen.run else replace(one, text="")
+        for one in past.faults
+        if one.run != seen.run or (one.lost and not lost)
+    ]
+    return replace(past, faults=(*others, fault)[-KEPT_FAULTS:])
 
 
 def _did(past: Past, action: Action, seen: Observation, policy: Policy, now: float) -> Past:
@@ -177,7 +183,7 @@ def _did(past: Past, action: Action, seen: Observation, policy: Policy, now: flo
                 past,
                 level=action.level,
                 level_at=now,
-                level_reason=action.cause.reason,
+                level_reason=action.cause.reason[:LONGEST_TEXT],
                 deaths=0,
                 engine_base=past.engine_restarts,
                 given_up_at=0.0,

@@ -85,7 +85,9 @@ class ControllerMetrics:
         for action in _ACTIONS:
             for trouble in (*Trouble, _NO_TROUBLE):
                 self._actions.labels(action, trouble)
+        # The state of those that are shown, and who has counters.
         self._shown: dict[str, str] = {}
+        self._counted: set[str] = set()
 
     def leads(self, leading: bool) -> None:
         self._leader.set(leading)
@@ -101,10 +103,11 @@ class ControllerMetrics:
         """`history`: after what was done in this look."""
         self._last_look.set(now)
         self._hands_off.set(bool(view.hands_off))
-        self._marked.set(len(view.marked_nodes))
+        self._marked.set(len(view.marked_nodes or ()))
         for seen in view.observations:
             self._show(seen, history.get(seen.worker, Past(level=seen.level)))
         self._forget(self._shown.keys() - {seen.worker for seen in view.observations})
+        self._forget_counts(self._counted - self._shown.keys() - history.keys())
         for event in events:
             self._events.labels(event.worker, event.what).inc()
         for action in actions:
@@ -113,6 +116,7 @@ class ControllerMetrics:
     def _show(self, seen: Observation, past: Past) -> None:
         worker, current = seen.worker, _state(seen)
         if worker not in self._shown:
+            self._counted.add(worker)
             for what in What:
                 self._events.labels(worker, what)
         if current != self._shown.get(worker):
@@ -124,13 +128,19 @@ class ControllerMetrics:
         self._given_up.labels(worker).set(bool(past.given_up_at))
 
     def _forget(self, workers: Iterable[str]) -> None:
-        """Their counters stay."""
+        """Their counters stay for as long as they are remembered: the last thing may not be collected yet."""
         for worker in workers:
             del self._shown[worker]
             for state in _STATES:
                 self._state.remove(worker, state)
             for gauge in (self._silence, self._level, self._given_up):
                 gauge.remove(worker)
+
+    def _forget_counts(self, workers: set[str]) -> None:
+        self._counted -= workers
+        for worker in workers:
+            for what in What:
+                self._events.remove(worker, what)
 
 
 def _state(seen: Observation) -> str:

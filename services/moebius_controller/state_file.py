@@ -73,8 +73,8 @@ class FileMemory:
 
 
 def write_state(state: ControllerState) -> bytes:
-    """JSON; what is as it is by default is left out."""
-    return _ADAPTER.dump_json(state, indent=1, exclude_defaults=True)
+    """JSON, as short as it can be (a ConfigMap is limited): what is as it is by default is left out."""
+    return _ADAPTER.dump_json(state, exclude_defaults=True)
 
 
 def parse_state(data: bytes, where: str) -> ControllerState:

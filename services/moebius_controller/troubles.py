@@ -19,7 +19,7 @@ class Case:
     seen: Observation
     past: Past
     nodes: "Nodes"
-    # Some worker has answered us: if another does not, it is not our own network's fault.
+    # Some worker answers us now: if another does not, it is not our own network's fault.
     heard_any: bool
     now: float
 
@@ -43,6 +43,10 @@ class Nodes:
     def marked_after(self, node: str, fault: DeviceFault) -> bool:
         """The mark is about this fault too."""
         return self._marks.get(node, -1.0) >= fault.time
+
+    def marked_since(self, time: float) -> set[str]:
+        """By us."""
+        return {node for node, marked_at in self._marks.items() if marked_at >= time}
 
     def faulty_runs(self, node: str, *, lost: bool) -> int:
         """Runs with errors of the device there since it was marked last; `lost`: only those that lost it."""
@@ -121,18 +125,20 @@ def _failed(rung: Rung, case: Case) -> str | None:
 
 def _silent(rung: Rung, case: Case) -> str | None:
     seen = case.seen
-    if seen.death is not None or seen.health is None or seen.vouched or seen.silence <= rung.seconds:
+    if seen.death is not None or not _was_heard(seen) or seen.vouched or seen.silence <= rung.seconds:
         return None
     return f"it has not answered for {seen.silence:.0f} s"
 
 
 def _mute(rung: Rung, case: Case) -> str | None:
     seen = case.seen
-    if seen.death is not None or seen.health is not None or seen.held or seen.silence <= rung.seconds:
+    if seen.death is not None or _was_heard(seen) or seen.held or seen.silence <= rung.seconds:
         return None
     if seen.vouched or (seen.kept and not case.heard_any):
         return None
-    return f"it did not answer within {seen.silence:.0f} s of its start"
+    if seen.health is None:
+        return f"it did not answer within {seen.silence:.0f} s of its start"
+    return f"it has not answered for {seen.silence:.0f} s, and did not serve before"
 
 
 def _stuck(rung: Rung, case: Case) -> str | None:
@@ -173,6 +179,13 @@ def _accused(rung: Rung, case: Case, *, lost: bool) -> str | None:
         return None
     what = "lost their device" if lost else "had errors of the device"
     return f"{max(runs, 1)} runs on node {node} {what}, this one so: {fault.text}"
+
+
+def _was_heard(seen: Observation) -> bool:
+    """It has answered, so that its silence means something. That of one which somebody else asks as well does
+    only if it served: of others, who load or drain, that one's word is the same whether they hang or not.
+    """
+    return seen.health is not None and (not seen.kept or seen.health.state is State.READY)
 
 
 def _lives(seen: Observation) -> Health | None:

@@ -72,7 +72,7 @@ class Observation:
     restart_in: float | None = None
     # Somebody else asked it as well, and finds that it is well.
     vouched: bool = False
-    # Why it cannot run yet: it is pending, or its image is pulled.
+    # Why nobody but Kubernetes can do anything: it is pending, its image is pulled, its node is lost.
     held: str = ""
     # Its deletion was asked for; and if whoever should end it is lost, for how long it should be gone by now.
     going: bool = False
@@ -183,9 +183,9 @@ class Trouble(StrEnum):
     ENGINE_DEATHS = "engine-deaths"
     # Its engine cannot be started, for so many seconds.
     FAILED = "failed"
-    # It has answered, and has not for so many seconds.
+    # It has answered (if it is kept: and served then), and has not for so many seconds.
     SILENT = "silent"
-    # It never answered, for so many seconds since its start.
+    # It never answered (if it is kept: or served) before so many seconds of silence, while others answer.
     MUTE = "mute"
     # It loads or has requests, and makes no progress for so many seconds.
     STUCK = "stuck"

@@ -30,6 +30,8 @@ class Image:
     requirements: str
     tag: str
     no_deps: bool = True
+    # Bytes that it may have, base and all.
+    limit: int = 250_000_000
 
     @property
     def name(self) -> str:
@@ -40,7 +42,7 @@ IMAGES = (
     Image("gateway", "gateway.txt", TAG),
     Image("controller", "controller.txt", TAG),
     # PyPI's torch is the CUDA build; where pip has an index with the CPU build it takes that.
-    Image("worker", "worker.txt", f"{TAG}-cpu", no_deps=False),
+    Image("worker", "worker.txt", f"{TAG}-cpu", no_deps=False, limit=1_300_000_000),
 )
 
 
@@ -102,6 +104,9 @@ def pack(image: Image, lab: Path, base: Path, out: Path) -> Path:
         ],
         check=True,
     )
+    size = archive.stat().st_size
+    if size > image.limit:
+        raise RuntimeError(f"{image.name} has {size} bytes, more than {image.limit}")
     return archive
 
 

@@ -1,9 +1,12 @@
 """Metrics as Prometheus gets them."""
 
+import socket
+
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from moebius_common import http_listener
 from moebius_common.http_listener import serve_http
 
 # Prometheus 2 asks so, Prometheus 3 with an escaping.
@@ -28,3 +31,14 @@ def test_an_address_that_is_taken_is_said() -> None:
     port = serve_http("127.0.0.1:0", CollectorRegistry(), {})
     with pytest.raises(OSError, match="in use"):
         serve_http(f"127.0.0.1:{port}", CollectorRegistry(), {})
+
+
+def test_who_says_nothing_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(http_listener._Handler, "timeout", 0.1)
+    port = serve_http("127.0.0.1:0", CollectorRegistry(), {})
+    with socket.create_connection(("127.0.0.1", port), timeout=3) as silent:
+        assert silent.recv(1) == b"", "the connection is closed"
+    assert httpx.get(f"http://127.0.0.1:{port}/metrics").status_code == 200
+    assert not capfd.readouterr().err

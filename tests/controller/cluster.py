@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from moebius_controller.control import Controller
 from moebius_controller.kubernetes.driver import Cluster, PodDriver
+from moebius_controller.kubernetes.pulses import Pulses
 from moebius_controller.metrics import ControllerMetrics
 from moebius_controller.policy import Policy
-from moebius_controller.probe import WorkerTls
+from moebius_controller.probe import Rhythm, WorkerTls
 from moebius_controller.settings import ControllerSettings
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
@@ -34,8 +35,9 @@ EVENTS = "/api/v1/namespaces/default/events"
 CONFIG_MAP = "/api/v1/namespaces/default/configmaps/moebius-controller"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/moebius-controller"
 NODES = "/api/v1/nodes"
-# Two seconds of silence are enough, and pods that ended are cleared away soon.
-POLICY = Policy(impatient(silent=2, ended=1, failed=2, back_off=5), restart_delay=0.1, retry_delay=600)
+# A second of silence is enough, and pods that ended are cleared away soon.
+POLICY = Policy(impatient(silent=1, ended=1, failed=2, back_off=5), restart_delay=0.1, retry_delay=600)
+OFTEN = Rhythm(interval=0.2, timeout=2.0)
 LONG_AGO = "2026-01-01T00:00:00Z"
 
 
@@ -98,7 +100,12 @@ class Running:
 
 @asynccontextmanager
 async def controller(
-    api: FakeApi, name: str = "c-0", policy: Policy = POLICY, tls: WorkerTls | None = None, **settings: Any
+    api: FakeApi,
+    name: str = "c-0",
+    policy: Policy = POLICY,
+    tls: WorkerTls | None = None,
+    rhythm: Rhythm = OFTEN,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     grpc.aio.init_grpc_aio()
     registry = CollectorRegistry()
@@ -107,6 +114,7 @@ async def controller(
         settings |= {"worker_tls_ca": tls.ca, "worker_tls_name": tls.name}
     chosen = ControllerSettings(driver="kubernetes", identity=name, lease_duration=3, **settings)
     driver = PodDriver(Cluster(api.client(), api.client(), "default"), chosen, metrics)
+    driver._pulses = Pulses(chosen.worker_tls, rhythm)
     running = Running(driver, registry)
     async with driver:
         looking = asyncio.create_task(

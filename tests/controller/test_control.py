@@ -226,6 +226,70 @@ async def test_metrics(tmp_path: Path) -> None:
     assert registry.get_sample_value("moebius_controller_last_look_timestamp_seconds") == 102
 
 
+async def test_metrics_of_workers_that_are_forgotten_go(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    driver = PlayedDriver()
+    controller = Controller(driver, POLICY, FileMemory(tmp_path / "state.json"), ControllerMetrics(registry))
+
+    def series(worker: str) -> list[str]:
+        return [
+            one.name
+            for family in registry.collect()
+            for one in family.samples
+            if one.labels.get("worker") == worker
+        ]
+
+    await controller.look(100)
+    assert "moebius_controller_worker_silence_seconds" in series("w")
+    driver.seen = Observation("v", 1)
+    await controller.look(101)
+    assert {name.removesuffix("_total").removesuffix("_created") for name in series("w")} == {
+        "moebius_controller_events"
+    }
+    await controller.look(101 + POLICY.gone_memory)
+    assert not series("w")
+    assert series("v")
+
+
+async def test_who_leads_no_more_does_not_say_what_was_given_up(tmp_path: Path) -> None:
+    """It may serve by now: only who leads knows."""
+    registry = CollectorRegistry()
+    driver = PlayedDriver(Observation("w", 1, None, Health(State.FAILED)))
+    controller = Controller(driver, POLICY, FileMemory(tmp_path / "state.json"), ControllerMetrics(registry))
+
+    def given_up() -> float | None:
+        return registry.get_sample_value("moebius_controller_worker_given_up", {"worker": "w"})
+
+    await controller.look(100)
+    assert given_up() == 1
+    driver.hands_off = "another one leads"
+    await controller.look(101)
+    assert given_up() == 0
+
+
+async def test_a_look_with_much_to_do_is_no_standstill(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[bool] = []
+
+    class Slow(PlayedDriver):
+        def view(self) -> View:
+            return View([Observation("a"), Observation("b")])
+
+        async def perform(self, action: Action) -> bool:
+            if action.worker == "b":
+                await asyncio.sleep(0)
+                alive.append(played.controller.alive())
+            return True
+
+    played.driver = Slow()
+    played.restart()
+    monkeypatch.setattr(played.controller, "_turned_at", float("-inf"))
+    assert not played.controller.alive()
+    await played.controller.look(100)
+    assert alive == [True]
+
+
 async def test_who_does_not_lead_looks_and_does_nothing(played: Played) -> None:
     played.driver.hands_off = "another one leads"
     await played.controller.look(100)

@@ -1,6 +1,7 @@
 """Random histories of several workers: what must hold whatever happens, and in the long run."""
 
 import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def waited_enough(fleet: Fleet, worker: FakeWorker) -> bool:
     return waited and fleet.now - past.failed_at >= FAILED_SECONDS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=1000 if os.environ.get("MOEBIUS_LONG_TRACES") else 25, deadline=None)
 @given(policy=policies, steps=steps)
 def test_every_cause_has_one_action_and_every_death_a_restart(
     state_file: Path, policy: Policy, steps: list[tuple[float, int, Condition]]
@@ -115,6 +116,7 @@ def test_every_cause_has_one_action_and_every_death_a_restart(
     assert len({(type(action), action.worker, action.run) for action in taken}) == len(taken)
 
 
+@settings(deadline=None)
 @given(policy=policies, deaths=st.integers(1, 2000), died_at=st.floats(0, 4e9))
 @example(policy=Policy(), deaths=4000, died_at=0.0)
 def test_back_off_grows_and_is_bounded(policy: Policy, deaths: int, died_at: float) -> None:

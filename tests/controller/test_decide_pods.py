@@ -108,6 +108,32 @@ def test_if_nobody_ever_answered_us_it_is_our_own_fault() -> None:
     assert [action.worker for action in decide([mute, heard], {}, PODS, 1e9)] == ["w"]
 
 
+@pytest.mark.parametrize("state", [State.LOADING, State.RESTARTING, State.DRAINING, State.FAILED])
+def test_a_network_that_fails_for_a_while_costs_nobody_who_does_not_serve_yet(state: State) -> None:
+    """The kubelet finds them not ready, whether they hang or not."""
+
+    def silent(seconds: float) -> Observation:
+        return Observation("w", 1, None, Health(state), silence=seconds, kept=True)
+
+    def wanted(*seen: Observation) -> list[str]:
+        past = {one.worker: Past(seen=1) for one in seen}
+        return [one.worker for one in decide(seen, past, PODS, 1e9) if isinstance(one, Replace)]
+
+    others = Observation("v", 1, None, Health(State.READY), kept=True, vouched=True)
+    assert not wanted(silent(30), others)
+    assert not wanted(silent(1e4), replace(others, silence=1e4)), "nobody answers us: that is our own fault"
+    assert wanted(silent(61), others) == ["w"]
+
+
+def test_what_is_silent_on_a_lost_node_is_left_to_kubernetes() -> None:
+    cluster = serving(2)
+    pod = cluster.pods["w-0"]
+    pod.become(Condition.HUNG, cluster.now)
+    cluster.lose(pod.node)
+    cluster.run(600, interval=5)
+    assert not cluster.actions
+
+
 def test_what_is_pending_or_pulling_is_left_alone_for_as_long_as_it_takes() -> None:
     cluster = serving()
     cluster.delete(cluster.pods["w-0"], 1.0)
@@ -298,6 +324,30 @@ def test_only_so_many_nodes_are_marked() -> None:
         pod.engine_dies(LOST, cluster.now)
     cluster.run(60)
     assert len(cluster.of(MarkNode)) == PODS.max_marked_nodes == 1
+
+
+def test_a_mark_counts_before_it_is_seen() -> None:
+    cluster = serving(6, nodes=3)
+    for pod in cluster.pods.values():
+        pod.engine_dies(LOST, cluster.now)
+    cluster.pass_time(1)
+    seen = cluster.observations()
+    actions = decide(seen, cluster.history, PODS, cluster.now)
+    assert [type(action) for action in actions] == [MarkNode]
+    history = remember(cluster.history, seen, actions, PODS, cluster.now)
+    later = decide(seen, history, PODS, cluster.now + 0.1)
+    assert not [action for action in later if isinstance(action, MarkNode)]
+
+
+def test_where_no_node_can_be_marked_a_lost_device_stands_in_the_way_of_nothing() -> None:
+    cluster = serving(1)
+    cluster.pods["w-0"].engine_dies(LOST, cluster.now)
+    cluster.run(1)
+    cluster.pods["w-0"].become(Condition.FAILED, cluster.now)
+    cluster.pass_time(1)
+    seen = cluster.observations()
+    wanted = [decide(seen, {}, PODS, cluster.now, marked) for marked in ((), None)]
+    assert [type(action) for (action,) in wanted] == [MarkNode, SetLevel]
 
 
 def test_errors_of_a_kernel_are_not_blamed_on_nodes() -> None:

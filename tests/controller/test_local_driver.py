@@ -1,5 +1,6 @@
 """The local driver with real processes and real signals."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -8,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from moebius_controller.decide import decide
 from moebius_controller.events import What
+from moebius_controller.local.driver import LocalDriver
+from moebius_controller.policy import Policy
+from moebius_controller.types import Past, Start
 from tests.controller.processes import controlled, giving_up, gone, impatient, shell, standin
 from tests.gateway.worker_standin import Plan, StandIn, serving
 
@@ -45,6 +50,20 @@ async def test_a_stopped_worker_is_killed_and_replaced(tmp_path: Path) -> None:
         (killed,) = stack.told(What.KILLED)
         assert killed.reason.startswith("it has not answered for")
         assert [event.reason for event in stack.told(What.DIED)] == ["it was killed by SIGKILL"]
+
+
+async def test_a_level_that_the_last_process_was_to_take_up_is_there_for_the_next(tmp_path: Path) -> None:
+    spec = shell(tmp_path, "exec sleep 1000")
+    (seen,) = LocalDriver([spec], {}).view().observations
+    past = Past(seen=3, started=3, dead=3, level=1, level_body=3, revision=seen.revision)
+    driver = LocalDriver([spec], {spec.name: past})
+    (action,) = decide(driver.view().observations, {spec.name: past}, Policy(), 1e9)
+    assert isinstance(action, Start)
+    assert await driver.perform(action)
+    hurry = asyncio.Event()
+    hurry.set()
+    await driver.stop(5, hurry)
+    assert '"1"' in spec.log.with_suffix(".level").read_text()
 
 
 async def test_one_that_never_answers_is_killed_after_the_start_timeout(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from moebius_cluster.pods import Pod
 from moebius_controller.kubernetes.driver import CALLS
 from moebius_controller.kubernetes.lease import Lease
 from moebius_controller.kubernetes.nodes import Node
+from moebius_controller.kubernetes.pulses import RHYTHM
 from moebius_controller.probe import WorkerTls
 from moebius_controller.types import Action
 from moebius_proto.worker.v1 import worker_pb2 as pb
@@ -53,7 +54,7 @@ async def test_a_pod_that_ended_is_deleted_by_its_uid_and_people_are_told() -> N
                 {"uid": made["metadata"]["uid"]},
                 1,
             )
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.6)
             assert not more
             assert len(deletions(api)) == 1
             reason, about, message = events(api)[0]
@@ -70,7 +71,7 @@ async def test_a_worker_that_hangs_is_deleted_once_the_kubelet_finds_so_too() ->
             await running.sees("w-0", "READY")
             worker.silent = True
             await eventually(
-                lambda: (running.metric("worker_silence_seconds", worker="w-0") or 0) > 4, "it is silent"
+                lambda: (running.metric("worker_silence_seconds", worker="w-0") or 0) > 2, "it is silent"
             )
             assert not deletions(api)
             api.change(f"{PODS}/w-0", unready)
@@ -155,12 +156,12 @@ async def test_of_two_controllers_one_acts_and_the_other_takes_over() -> None:
                 api.change(f"{PODS}/w-0", ended)
                 await eventually(lambda: deletions(api), "the pod is deleted")
                 await other.sees("w-0", "DEAD")
-                await asyncio.sleep(1)
+                await asyncio.sleep(0.5)
                 assert len(deletions(api)) == 1
                 await stack.aclose()
                 # It was given back: nobody waits for it to run out.
                 await asyncio.wait_for(eventually(lambda: other.leads, "the other leads"), 2.5)
-                await asyncio.sleep(1)
+                await asyncio.sleep(0.5)
                 assert len(deletions(api)) == 1, "what the first leader did is not done again"
                 api.change(f"{PODS}/w-1", ended)
                 await eventually(lambda: len(deletions(api)) == 2, "the new leader acts")
@@ -181,7 +182,7 @@ async def test_while_the_api_server_is_away_nothing_is_done_and_nothing_breaks()
             await running.sees("w-0", "FAILED")
             assert (running.metric("discovery_age_seconds", kind="pods") or 0) > 1
             asked = len(api.asked)
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.5)
             assert len(api.asked) == asked
             api.come()
             await eventually(
@@ -300,6 +301,11 @@ async def test_without_rights_to_nodes_the_rest_is_done() -> None:
         async with served(worker) as port, controller(api, watch_nodes=False) as running:
             put_pod(api, "w-0", port)
             await running.sees("w-0", "READY")
+            worker.status.last_fault.CopyFrom(
+                pb.Fault(reason=pb.REASON_GPU_FAULT, message="Xid 79", time_ms=2**42)
+            )
+            asked = worker.asked
+            await eventually(lambda: worker.asked > asked + 1, "its fault is known")
             api.change(f"{PODS}/w-0", ended)
             await eventually(lambda: deletions(api), "it is deleted")
             assert not any(one.path.startswith(NODES) for one in api.asked)
@@ -317,7 +323,7 @@ async def test_workers_that_speak_tls_are_asked_so_and_files_that_change_are_rea
         async with served(worker, credentials) as port, controller(api, tls=tls) as running:
             put_pod(api, "w-0", port)
             await running.sees("w-0", "SILENT")
-            await asyncio.sleep(2)
+            await asyncio.sleep(1)
             assert not worker.asked
             shutil.copy(second.cert, trusted)
             await running.sees("w-0", "READY")
@@ -328,13 +334,13 @@ async def test_hundreds_of_workers_are_asked_side_by_side() -> None:
     well, hung = Worker(), Worker()
     hung.silent = True
     with FakeApi() as api:
-        async with served(well) as one, served(hung) as two, controller(api) as running:
+        async with served(well) as one, served(hung) as two, controller(api, rhythm=RHYTHM) as running:
             for number in range(100):
                 put_pod(api, f"well-{number}", one)
                 put_pod(api, f"hung-{number}", two)
             for number in range(100):
                 await running.sees(f"well-{number}", "READY")
-            await asyncio.sleep(3)
+            await asyncio.sleep(2.5)
             silences = [
                 running.metric("worker_silence_seconds", worker=f"well-{number}") for number in range(100)
             ]

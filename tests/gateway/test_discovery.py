@@ -328,7 +328,7 @@ async def test_hundreds_of_pods_that_come_and_go(api: FakeApi) -> None:
         assert not any("x-" in one.labels.get("worker", "") for one in series)
 
 
-async def test_staleness_is_a_metric(api: FakeApi, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_staleness_is_a_metric(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     built = Gateway(DispatcherOptions())
     assert built.metric("discovery_synced") == 1
     assert built.metric("discovery_age_seconds") == 0

@@ -12,7 +12,7 @@ from typing import Any
 from kubernetes import client
 
 from moebius_cluster.pods import Pod
-from moebius_controller.events import WHAT, tell
+from moebius_controller.events import WHAT, shortened, tell
 from moebius_controller.kubernetes.nodes import MARK, MARK_TEXT, MARK_TIME, Node
 from moebius_controller.kubernetes.observe import LEVEL, LEVEL_REASON
 from moebius_controller.types import Action, GiveUp, MarkNode, Replace, SetLevel, Start
@@ -21,8 +21,6 @@ TIMEOUTS = (3.0, 10.0)
 # Seconds that a container which does not serve any more has to end.
 SHORT_GRACE = 1
 COMPONENT = "moebius-controller"
-# Of one annotation or message; the API takes more, people do not.
-LONGEST_TEXT = 900
 
 
 class Actions:
@@ -37,7 +35,7 @@ class Actions:
             case Replace():
                 self._delete(pod, 0 if action.force else None if action.drain else SHORT_GRACE)
             case SetLevel():
-                self._annotate(pod, {LEVEL: str(action.level), LEVEL_REASON: _text(action.cause.reason)})
+                self._annotate(pod, {LEVEL: str(action.level), LEVEL_REASON: shortened(action.cause.reason)})
             case MarkNode():
                 if node is None:
                     raise client.ApiException(404, "the node is not there")
@@ -63,7 +61,7 @@ class Actions:
             involved_object=about,
             type="Warning",
             reason="Worker" + WHAT[type(action)].title().replace(" ", ""),
-            message=_text(tell(action)),
+            message=shortened(tell(action)),
             source=client.V1EventSource(component=COMPONENT),
             first_timestamp=now,
             last_timestamp=now,
@@ -95,7 +93,7 @@ class Actions:
         metadata = {
             "uid": node.uid,
             "labels": {MARK: slug(reason)},
-            "annotations": {MARK_TEXT: _text(reason), MARK_TIME: f"{time.time():.0f}"},
+            "annotations": {MARK_TEXT: shortened(reason), MARK_TIME: f"{time.time():.0f}"},
         }
         body: dict[str, Any] = {"metadata": metadata}
         if self._cordon:
@@ -107,7 +105,3 @@ def slug(reason: str) -> str:
     """A label's value: at most 63 letters, digits and dashes, of what follows the last colon."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", reason.rpartition(": ")[2])[:63].strip("-")
     return words or "fault"
-
-
-def _text(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 4] + " ..."

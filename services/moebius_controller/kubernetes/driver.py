@@ -116,7 +116,7 @@ class PodDriver:
         nodes = self._nodes_by_name()
         answers = self._pulses.answers(_patients(pods))
         self._measure()
-        marked = frozenset(node.name for node in (nodes or {}).values() if node.marked)
+        marked = None if nodes is None else frozenset(node.name for node in nodes.values() if node.marked)
         return View(observe(pods, nodes, answers, time.time()), marked, self._hands_off(), self._lease.term)
 
     def processes(self) -> Mapping[str, ProcessView]:

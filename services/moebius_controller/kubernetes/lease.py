@@ -84,7 +84,7 @@ class Lease:
         try:
             ours = self._take()
             self._logged = ""
-        except FAILURES as error:
+        except Exception as error:  # whatever the server makes of it: without this thread nobody leads
             ours, why = False, reason_of(error)
             tell = log.debug if why == self._logged else log.warning
             tell("the lease cannot be read or written", why=why)

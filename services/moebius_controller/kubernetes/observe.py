@@ -90,7 +90,7 @@ def _observe(
         kept=True,
         restart_in=restart_in,
         vouched=pod.ready,
-        held=_held(pod, container, death, now),
+        held="its node is lost" if lost else _held(pod, container, death, now),
         going=pod.deletion is not None,
         overdue=now - pod.deletion if lost and pod.deletion is not None else None,
         rolling=rolling,

@@ -22,8 +22,7 @@ class LocalDriver:
         """`history`: of the controller before this one; its workers died with it."""
         self._changed = asyncio.Event()
         self._workers = {
-            spec.name: LocalWorker(spec, history.get(spec.name, Past()).started, self._changed)
-            for spec in specs
+            spec.name: LocalWorker(spec, history.get(spec.name, Past()), self._changed) for spec in specs
         }
 
     def view(self) -> View:

@@ -12,7 +12,7 @@ from moebius_common.exit_reason import exit_reason, last_line
 from moebius_controller.probe import Probe, Pulse, Rhythm
 from moebius_controller.spec import WorkerSpec
 from moebius_controller.state_file import ProcessView
-from moebius_controller.types import Observation
+from moebius_controller.types import Observation, Past
 
 RHYTHM = Rhythm(interval=0.25, timeout=2.0)
 LEVEL_FILE = "MOEBIUS_WORKER_LEVEL_FILE"
@@ -23,16 +23,16 @@ _LEVEL = 'moebius.dev/fallback-level="{}"\n'
 class LocalWorker:
     """`changed` is set when there is news worth a look."""
 
-    def __init__(self, spec: WorkerSpec, run: int, changed: asyncio.Event) -> None:
-        """`run`: the last one that was started by an earlier controller, with which it died; 0 for none."""
+    def __init__(self, spec: WorkerSpec, past: Past, changed: asyncio.Event) -> None:
+        """`past`: as an earlier controller knew it, with which its last process died."""
         self.spec = spec
         self._changed = changed
-        self._run = run
-        self._death: str | None = "the controller that had started it is gone" if run else None
+        self._run = past.started
+        self._death: str | None = "the controller that had started it is gone" if past.started else None
         self._process: asyncio.subprocess.Process | None = None
         self._attending: asyncio.Task[None] | None = None
         self._pulse: Pulse | None = None
-        self._level = 0
+        self._level = past.level
         self._level_file = spec.log.with_suffix(".level")
         self._revision = f"{zlib.crc32(repr(asdict(spec)).encode()):08x}"
 
