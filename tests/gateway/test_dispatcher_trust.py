@@ -69,7 +69,8 @@ async def test_only_a_worker_that_died_under_requests_is_tried_with_care(how: st
         for lost in range(TRIAL_LOSSES):
             await until(it.gateway.ready)
             worker.refusal = refusal(pb.REASON_OVERLOADED) if how == "refused" else None
-            task = asyncio.create_task(consume(it.gateway, generation(seed=lost)))
+            seconds = 1.0 if how == "refused" else 20.0
+            task = asyncio.create_task(consume(it.gateway, generation(seed=lost, seconds=seconds)))
             await until(lambda lost=lost: any(submit.sampling.seed == lost for submit in worker.submits))
             if how == "cancelled":
                 task.cancel()
