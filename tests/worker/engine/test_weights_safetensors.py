@@ -131,6 +131,14 @@ def test_a_damaged_header_is_refused_with_its_name(tmp_path: Path) -> None:
         reader_of(tmp_path)
 
 
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+    file = directory(tmp_path, {"model.safetensors": TENSORS}) / "model.safetensors"
+    file.unlink()
+    file.symlink_to(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: No such file"):
+        reader_of(tmp_path)
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (sharded(tmp_path) / "x-2.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"lacks x-2\.safetensors"):

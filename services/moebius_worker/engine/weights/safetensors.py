@@ -80,9 +80,13 @@ def _own(directory: Path, pattern: str) -> list[Path]:
 def _header(file: Path) -> dict[str, TensorInfo]:
     """Names, dtypes and sizes, in the order of the file."""
     try:
-        with safe_open(str(file), framework="pt"):
-            pass  # checks that the header is sound and that its tensors cover the file exactly
-        with file.open("rb") as stream:
+        stream = file.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from error
+    try:
+        with stream:
+            with safe_open(str(file), framework="pt"):
+                pass  # checks that the header is sound and that its tensors cover the file exactly
             (length,) = struct.unpack("<Q", stream.read(8))
             header = json.loads(stream.read(length))
     except (SafetensorError, OSError, ValueError) as error:
