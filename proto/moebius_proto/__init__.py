@@ -1,1 +1,1 @@
-"""Generated code of the worker protocol. Sources: proto/moebius; made by `make proto`."""
+"""The worker protocol. `worker` is generated from proto/moebius by `make proto`; `channel` opens channels."""

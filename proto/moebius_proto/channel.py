@@ -1,5 +1,5 @@
-"""Channels to workers, as all who ask them open theirs: plain, or TLS with the certificates that are in the files
-at the moment. Written by hand.
+"""Channels to workers, as all who ask them open theirs: plain, or TLS with the certificates that are in the
+files at the moment. Written by hand.
 """
 
 from collections.abc import Sequence

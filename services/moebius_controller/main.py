@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-import grpc
 import structlog
 from prometheus_client import CollectorRegistry
 
@@ -21,6 +20,7 @@ from moebius_controller.settings import ControllerSettings
 from moebius_controller.spec import StackFileError, StackSpec, read_stack
 from moebius_controller.state_file import FileMemory, StateFileError, load_state
 from moebius_controller.types import History
+from moebius_proto.channel import keep_grpc
 
 STATE_FILE = "controller.json"
 PROCESSES_LOOK_INTERVAL = 0.25
@@ -50,7 +50,7 @@ async def _keep_processes(
     settings: ControllerSettings, stack: StackSpec, registry: CollectorRegistry, metrics: ControllerMetrics
 ) -> None:
     assert settings.stack is not None
-    _keep_grpc()
+    keep_grpc()
     memory = FileMemory(settings.stack.with_name(STATE_FILE))
     driver = LocalDriver(stack.workers, _history(settings))
     controller = Controller(driver, settings.policy(), memory, metrics)
@@ -76,7 +76,7 @@ async def _keep_pods(
         cluster = open_cluster(settings)
     except ClusterError as error:
         sys.exit(f"moebius-controller: {error}")
-    _keep_grpc()
+    keep_grpc()
     driver = PodDriver(cluster, settings, metrics)
     controller = Controller(driver, settings.policy(), driver.memory, metrics)
     if settings.metrics_listen is not None:
@@ -85,13 +85,6 @@ async def _keep_pods(
     _on_signals(stop, asyncio.Event(), driver.wake)
     async with driver:
         await controller.run(settings.look_interval or PODS_LOOK_INTERVAL, stop)
-
-
-def _keep_grpc() -> None:
-    """For the process as a whole: what grpc.aio has is ended with the last channel else, and begun anew in
-    the middle of the event loop, where it may wait for the loop itself (github.com/grpc/grpc/pull/40989).
-    """
-    grpc.aio.init_grpc_aio()
 
 
 def _serve_http(address: str, registry: CollectorRegistry, alive: Probe, ready: Probe) -> None:

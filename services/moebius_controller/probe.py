@@ -5,12 +5,12 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import structlog
 
 from moebius_controller.types import Health, State
+from moebius_proto.channel import WorkerTls, open_channel
 from moebius_proto.worker.v1 import worker_pb2, worker_pb2_grpc
 
 _CHANNEL_OPTIONS = (
@@ -23,19 +23,6 @@ _CHANNEL_OPTIONS = (
 )
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerTls:
-    """PEM files. `ca`: who signs the workers' certificates. `cert` and `key`: with which the controller shows
-    itself; None if workers do not ask. `name`: what the workers' certificates are made out to; None: the host
-    that they are addressed by.
-    """
-
-    ca: Path
-    cert: Path | None = None
-    key: Path | None = None
-    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +50,7 @@ class Probe:
         """None if it does not answer within that many seconds."""
         try:
             if self._channel is None:
-                self._channel = _open(self._address, self._tls)
+                self._channel = open_channel(self._address, self._tls, _CHANNEL_OPTIONS)
             worker = worker_pb2_grpc.WorkerStub(self._channel)
             return await worker.GetStatus(worker_pb2.GetStatusRequest(), timeout=within)
         except grpc.aio.AioRpcError:
@@ -139,16 +126,3 @@ def state_of(status: worker_pb2.Status) -> State:
 def reason_of(reason: int) -> str:
     known = worker_pb2.Reason.DESCRIPTOR.values_by_number.get(reason)
     return known.name.removeprefix("REASON_") if known else "UNSPECIFIED"
-
-
-def _open(address: str, tls: WorkerTls | None) -> grpc.aio.Channel:
-    """Raises OSError if a file cannot be read."""
-    if tls is None:
-        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(
-        tls.ca.read_bytes(),
-        None if tls.key is None else tls.key.read_bytes(),
-        None if tls.cert is None else tls.cert.read_bytes(),
-    )
-    named = (("grpc.ssl_target_name_override", tls.name),) if tls.name else ()
-    return grpc.aio.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *named))

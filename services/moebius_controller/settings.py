@@ -12,8 +12,8 @@ from moebius_common.address import Address
 from moebius_common.logs import LogFormat
 from moebius_common.settings import Seconds, ServiceSettings
 from moebius_controller.policy import LADDER, PODS, PROCESSES, Policy, Rung
-from moebius_controller.probe import WorkerTls
 from moebius_controller.types import Step, Trouble
+from moebius_proto.channel import WorkerTls
 
 
 class RungSettings(BaseModel):

@@ -72,7 +72,7 @@ class Observation:
     restart_in: float | None = None
     # Somebody else asked it as well, and finds that it is well.
     vouched: bool = False
-    # Why nobody but Kubernetes can do anything: it is pending, its image is pulled, its node is lost.
+    # Why it is left to Kubernetes: it is pending, its image is pulled, or its node is not heard.
     held: str = ""
     # Its deletion was asked for; and if whoever should end it is lost, for how long it should be gone by now.
     going: bool = False

@@ -12,7 +12,7 @@ from moebius_common.address import Address
 from moebius_common.logs import LogFormat, LogLevel
 from moebius_common.settings import ServiceSettings
 from moebius_gateway.text.parsing.registry import names
-from moebius_gateway.workers.channel import WorkerTls
+from moebius_proto.channel import WorkerTls
 
 
 def _split(value: Any) -> Any:

@@ -14,8 +14,9 @@ from moebius_controller.kubernetes.driver import Cluster, PodDriver
 from moebius_controller.kubernetes.pulses import Pulses
 from moebius_controller.metrics import ControllerMetrics
 from moebius_controller.policy import Policy
-from moebius_controller.probe import Rhythm, WorkerTls
+from moebius_controller.probe import Rhythm
 from moebius_controller.settings import ControllerSettings
+from moebius_proto.channel import WorkerTls, keep_grpc
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from tests.cluster_fakes import PODS, FakeApi, pod
@@ -107,7 +108,7 @@ async def controller(
     rhythm: Rhythm = OFTEN,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    grpc.aio.init_grpc_aio()
+    keep_grpc()
     registry = CollectorRegistry()
     metrics = ControllerMetrics(registry)
     if tls is not None:

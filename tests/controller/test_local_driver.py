@@ -34,8 +34,8 @@ async def test_a_killed_worker_is_restarted_with_back_off(
         assert [start.reason for start in starts] == ["it is to run", *["it was killed by SIGKILL"] * 2]
         waits = [start.time - death.time for death, start in zip(deaths, starts[1:], strict=True)]
         # 0.2 s, then 0.4 s, spread by a quarter; more on a busy machine.
-        assert 0.15 <= waits[0] < 2
-        assert 0.3 <= waits[1] < 2
+        assert waits[0] >= 0.15
+        assert waits[1] >= 0.3
         assert stack.view("worker-1").pid == neighbour
 
 

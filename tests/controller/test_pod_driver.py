@@ -17,8 +17,8 @@ from moebius_controller.kubernetes.driver import CALLS
 from moebius_controller.kubernetes.lease import Lease
 from moebius_controller.kubernetes.nodes import Node
 from moebius_controller.kubernetes.pulses import RHYTHM
-from moebius_controller.probe import WorkerTls
 from moebius_controller.types import Action
+from moebius_proto.channel import WorkerTls
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.certificates import authority, signed
 from tests.cluster_fakes import PODS, FakeApi

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebius_controller.events import Event, What
@@ -47,6 +47,7 @@ pasts = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(history=st.dictionaries(st.text(), pasts, max_size=4))
 def test_a_history_is_kept_to_the_last_bit(
     tmp_path_factory: pytest.TempPathFactory, history: dict[str, Past]

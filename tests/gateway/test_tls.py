@@ -15,7 +15,7 @@ from moebius_gateway import tls as server_tls
 from moebius_gateway.http_protocol import bounded
 from moebius_gateway.server import Server, listen
 from moebius_gateway.tls import ServerTls
-from moebius_gateway.workers.channel import WorkerTls
+from moebius_proto.channel import WorkerTls
 from moebius_proto.worker.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from moebius_worker.front.tls import server_credentials
 from moebius_worker.settings import WorkerTls as WorkerSide

@@ -13,7 +13,8 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
     generate.generate(tmp_path)
-    assert _files(ROOT / "proto" / "moebius_proto") == _files(tmp_path / "moebius_proto"), "run `make proto`"
+    package = Path("moebius_proto") / "worker"
+    assert _files(ROOT / "proto" / package) == _files(tmp_path / package), "run `make proto`"
 
 
 def _files(package: Path) -> dict[str, str]:

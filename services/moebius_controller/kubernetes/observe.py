@@ -90,7 +90,7 @@ def _observe(
         kept=True,
         restart_in=restart_in,
         vouched=pod.ready,
-        held="its node is lost" if lost else _held(pod, container, death, now),
+        held=_held(pod, container, death, node, now),
         going=pod.deletion is not None,
         overdue=now - pod.deletion if lost and pod.deletion is not None else None,
         rolling=rolling,
@@ -140,11 +140,13 @@ def _back_off(container: Container) -> float:
     return min(FIRST_BACK_OFF * 2.0 ** min(container.restart_count - 1, 10), LONGEST_BACK_OFF)
 
 
-def _held(pod: Pod, container: Container, death: str | None, now: float) -> str:
+def _held(pod: Pod, container: Container, death: str | None, node: Node | None, now: float) -> str:
     if 0 <= now - pod.created_at < YOUNGEST:
         return "it is new"
     if death is None and not runs(pod):
         return f"it waits: {container.reason or pod.reason or pod.phase}"
+    if death is None and node is not None and not node.ready:
+        return "its node is not heard, and may come back"
     return ""
 
 

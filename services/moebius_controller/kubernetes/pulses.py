@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moebius_controller.kubernetes.observe import Answers
-from moebius_controller.probe import Probe, Pulse, Rhythm, WorkerTls
+from moebius_controller.probe import Probe, Pulse, Rhythm
+from moebius_proto.channel import WorkerTls
 
 RHYTHM = Rhythm(interval=1.0, timeout=2.0)
 # Questions that are under way at the same time: those to workers that hang take the whole time-out.

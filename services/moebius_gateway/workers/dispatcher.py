@@ -14,7 +14,6 @@ from moebius_gateway.journal import DEATHS, Failure, Record
 from moebius_gateway.types import Generation, GenerationError, ModelInfo, Reason, Tokens
 from moebius_gateway.workers import routing
 from moebius_gateway.workers.catalog import Catalog
-from moebius_gateway.workers.channel import WorkerTls, keep_grpc
 from moebius_gateway.workers.fleet import Fleet
 from moebius_gateway.workers.link import Link, LinkOptions
 from moebius_gateway.workers.losses import Losses
@@ -23,6 +22,7 @@ from moebius_gateway.workers.metrics import REJOINED, DispatcherMetrics
 from moebius_gateway.workers.prefix_index import PrefixIndex
 from moebius_gateway.workers.roster import Roster
 from moebius_gateway.workers.view import WorkerState, WorkerView
+from moebius_proto.channel import WorkerTls, keep_grpc
 
 log = structlog.get_logger(__name__)
 

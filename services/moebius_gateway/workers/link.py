@@ -16,18 +16,29 @@ from moebius_gateway.types import ModelInfo, Reason
 from moebius_gateway.workers import wire
 from moebius_gateway.workers.attempt import Attempt
 from moebius_gateway.workers.catalog import Catalog
-from moebius_gateway.workers.channel import WorkerTls, open_channel
 from moebius_gateway.workers.health import Health
 from moebius_gateway.workers.member import Member
 from moebius_gateway.workers.metrics import DispatcherMetrics
 from moebius_gateway.workers.prefix_index import PrefixIndex
 from moebius_gateway.workers.tokenizer_files import read_tokenizer
 from moebius_gateway.workers.view import WorkerState, WorkerView
+from moebius_proto.channel import WorkerTls, open_channel
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerStub
 
 log = structlog.get_logger(__name__)
 
+# Each session has a channel of its own, so that it resolves names anew, inherits no back-off, and reads
+# certificates that were replaced.
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+)
 FIRST_PAUSE = 0.05
 # Silence is looked for so many times in a `silence_timeout`; a gateway that was itself stopped for long
 # finds one silent interval, not a silent worker.
@@ -162,7 +173,7 @@ class Link:
         why = "the gateway is stopping"
         try:
             async with (
-                open_channel(self.address, self._options.tls) as channel,
+                open_channel(self.address, self._options.tls, CHANNEL_OPTIONS) as channel,
                 asyncio.TaskGroup() as tasks,
             ):
                 stub = WorkerStub(channel)
