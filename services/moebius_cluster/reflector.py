@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 import urllib3
-from kubernetes.client.exceptions import ApiException
 
+from moebius_cluster.failures import reason_of
 from moebius_common.backoff import backoff
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class Reflector(Generic[T]):
                 # One that worked for long, and then does not, is asked again at once.
                 worked = version is not None and time.monotonic() - listed > LONGEST_PAUSE
                 version, failures = None, 0 if worked else failures + 1
-                why = _reason(error)
+                why = reason_of(error)
                 level = log.debug if why == logged else log.warning
                 level("the cluster's objects are to be listed again", why=why)
                 logged = why
@@ -214,13 +214,3 @@ def _events(response: urllib3.HTTPResponse) -> Iterator[dict[str, Any]]:
     for line in response:
         if line.strip():
             yield json.loads(line)
-
-
-def _reason(error: Exception) -> str:
-    """For people, the same for the same cause: without addresses of objects in memory."""
-    if isinstance(error, ApiException) and error.status:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            # Names the right that is missing, for example.
-            return f"{error.status}: {json.loads(error.body or '')['message']}"
-        return f"{error.status}: {error.reason}"
-    return type(error).__name__ if isinstance(error, urllib3.exceptions.HTTPError) else f"{error}"

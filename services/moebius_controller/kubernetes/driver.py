@@ -11,10 +11,10 @@ import structlog
 from kubernetes import client
 
 from moebius_cluster.api import connect, own_namespace
+from moebius_cluster.failures import FAILURES, reason_of
 from moebius_cluster.pods import Pod, pod_of
 from moebius_cluster.reflector import Reflector
 from moebius_controller.kubernetes.actions import Actions
-from moebius_controller.kubernetes.failures import FAILURES, reason_of
 from moebius_controller.kubernetes.lease import Lease
 from moebius_controller.kubernetes.memory import ConfigMapMemory
 from moebius_controller.kubernetes.nodes import Node, node_of

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from kubernetes import client
 
-from moebius_controller.kubernetes.failures import FAILURES, reason_of
+from moebius_cluster.failures import FAILURES, reason_of
 
 TIMEOUTS = (3.0, 5.0)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kubernetes import client
 
-from moebius_controller.kubernetes.failures import FAILURES, reason_of
+from moebius_cluster.failures import FAILURES, reason_of
 from moebius_controller.state_file import ControllerState, StaleMemoryError, parse_state, write_state
 
 KEY = "state.json"
