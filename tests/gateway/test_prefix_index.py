@@ -1,5 +1,8 @@
 """What is remembered of where prompts were sent: bounded, and gone with the incarnation."""
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from moebius_gateway.workers.prefix_index import HOLDERS, PrefixIndex
 from moebius_gateway.workers.routing import BLOCK, prefix_blocks
 
@@ -58,3 +61,15 @@ def test_it_is_bounded_and_keeps_what_is_used() -> None:
         assert len(known) <= 40 + 4
     assert known.match(blocks(4)) == {"a": 4}
     assert known.match(blocks(4, 1000)) == {}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), max_size=30))
+def test_what_is_known_of_a_prompt_is_a_beginning_of_it(learnt: list[tuple[int, int]]) -> None:
+    known = index(capacity=16, i1="a")
+    for prompt, length in learnt:
+        known.learn(blocks(length, prompt * 1000), "i1")
+        for one in range(5):
+            there = [known._holders(block) != () for block in blocks(12, one * 1000)]
+            assert there == sorted(there, reverse=True)
+            assert known.match(blocks(12, one * 1000)) == ({"a": sum(there)} if any(there) else {})

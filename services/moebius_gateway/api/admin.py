@@ -42,7 +42,7 @@ def build_admin_app(services: Services) -> FastAPI:
     async def workers() -> Response:
         """Every worker as the gateway sees it."""
         now = time.monotonic()
-        return _json([asdict(view) | {"now": now} for view in services.backend.workers()])
+        return _json([view._asdict() | {"now": now} for view in services.backend.workers()])
 
     @app.get("/debug/admission")
     async def admission() -> Response:

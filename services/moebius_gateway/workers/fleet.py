@@ -7,8 +7,9 @@ from typing import Protocol
 from moebius_gateway.types import ModelInfo
 from moebius_gateway.workers.view import WorkerState, WorkerView
 
-# A new request is placed on the best of those that have some of its prefix and so many others, drawn anew:
-# the best of eight is nearly as good as the best of all, and no decision grows with the fleet.
+# A new request is placed on the best of those that have some of its prefix and so many others, neighbours in
+# no order from a place drawn anew: the best of eight is nearly as good as the best of all, and no decision
+# grows with the fleet.
 SAMPLE = 8
 
 # Ids of workers' models and of their tokenizers: token ids made for one can be continued by the other.
@@ -79,8 +80,9 @@ class Fleet:
         if len(members) <= SAMPLE:
             return members
         places = self._pools[_kind(model)].places
-        chosen = {places[address] for address in matched if address in places}
-        chosen.update(random.sample(range(len(members)), SAMPLE))
+        first = random.randrange(len(members))
+        chosen = {place % len(members) for place in range(first, first + SAMPLE)}
+        chosen.update(places[address] for address in matched if address in places)
         return [members[place] for place in chosen]
 
     def _move(self, worker: Worker, kind: Kind | None) -> None:

@@ -1,5 +1,6 @@
 """Which workers have probably cached which prefixes: what was last sent there. One bounded index for all."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 # Blocks remembered, of all workers together: some 50 MB.
@@ -47,11 +48,9 @@ class PrefixIndex:
 
     def match(self, blocks: Sequence[int]) -> Mapping[str, int]:
         """By address: about how many blocks at the beginning are known there."""
-        depth = 0
-        for block in blocks:
-            if block not in self._young and block not in self._old:
-                break
-            depth += 1
+        # What is remembered of a prompt is its beginning: blocks are learnt from the first one on, and an
+        # earlier one is never forgotten before a later one.
+        depth = bisect_left(blocks, True, key=lambda block: not self._holders(block))
         found: dict[str, int] = {}
         for count in range(depth, 0, -max(1, depth // LOOKS)):
             for incarnation in self._holders(blocks[count - 1]):
