@@ -1,5 +1,8 @@
 """The download before a worker starts: what passes is tried again, what does not is told."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +42,12 @@ def test_what_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_is_there_is_not_downloaded(tmp_path: Path) -> None:
-    download.main([str(tmp_path)])
+    # In a process of its own: it sets up logs for all of it.
+    command = [sys.executable, "-m", "moebius_worker.checkpoint.download", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stderr.splitlines()[-1])
+    assert (said["event"], said["path"]) == ("there", str(tmp_path))
 
 
 def test_progress_is_told_every_few_seconds_and_at_the_end() -> None:
