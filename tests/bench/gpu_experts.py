@@ -12,9 +12,6 @@ operations at 790 TFLOP/s, whichever is longer.
 import argparse
 import contextlib
 import itertools
-import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +25,7 @@ from moebius_kernels.router import Route, topk_softmax
 from moebius_kernels.triton.expert_tiling import Measurement, expert_tiling, read_table, write_table
 from moebius_kernels.triton.experts import shape_of, tiled_experts
 from moebius_kernels.triton.tiling import ExpertTiling, Tiling
+from tests.bench.compiling import compile_side_by_side
 from tests.kernels.triton.matrices import FORMATS, random_matrix
 
 BANDWIDTH, FLOPS = 4.3e12, 790e12
@@ -279,13 +277,8 @@ def main() -> None:
     if args.compile:
         return compile_all(args)
     began = time.monotonic()
-    parts = str(os.cpu_count() or 1)
-    command = [sys.executable, "-m", "tests.bench.gpu_experts", *sys.argv[1:], "--compile"]
-    workers = [subprocess.Popen([*command, str(part), parts]) for part in range(int(parts))]
-    for worker in workers:
-        worker.wait()
+    compile_side_by_side("tests.bench.gpu_experts")
     measured = read_table(args.tune) if args.tune and args.tune.exists() else []
-    print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
     for shape_name, name in itertools.product(args.shapes, args.formats):
         shape = SHAPES[shape_name]
         weights = make(FORMATS[name], shape, sets_for(FORMATS[name], shape))

@@ -11,9 +11,6 @@ of the matrix at 4.3 TB/s, or operations at 790 TFLOP/s, whichever is longer.
 import argparse
 import contextlib
 import itertools
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +30,7 @@ from moebius_kernels.triton.gemm import layout_for
 from moebius_kernels.triton.linear import multiply_expanded, tiled_linear
 from moebius_kernels.triton.rms_norm import rms_norm
 from moebius_kernels.triton.tiling import Tiling
+from tests.bench.compiling import compile_side_by_side
 from tests.bench.gpu_experts import BANDWIDTH, DEVICE, FLOPS, WRONG, replay
 from tests.kernels.triton.matrices import FORMATS, random_matrix
 
@@ -169,12 +167,7 @@ def main() -> None:
     if args.compile:
         return compile_all(args)
     began = time.monotonic()
-    parts = str(os.cpu_count() or 1)
-    command = [sys.executable, "-m", "tests.bench.gpu_linear", *sys.argv[1:], "--compile"]
-    workers = [subprocess.Popen([*command, str(part), parts]) for part in range(int(parts))]
-    for worker in workers:
-        worker.wait()
-    print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
+    compile_side_by_side("tests.bench.gpu_linear")
     measured = read_table(args.tune) if args.tune and args.tune.exists() else []
     for case in args.cases:
         blocks = make(case, count_of(case))
