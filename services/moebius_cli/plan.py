@@ -1,8 +1,6 @@
 """What `moebius up` starts: command lines, ports, files."""
 
-import contextlib
 import os
-import random
 import socket
 import sys
 from collections.abc import Sequence
@@ -10,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moebius_cli.errors import CliError
+from moebius_cli.ports import HOST
 from moebius_cli.state_dir import StateDir
 from moebius_common.cpus import cpu_count
 from moebius_controller.spec import StackSpec, WorkerSpec
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 
-# Below those that the kernel gives to outgoing connections: it could give one, while its worker is dead, to
-# the very client that tries to reach it, and the worker could not come back.
-_WORKER_PORTS = range(20_000, 32_000)
 _THREADS = "MOEBIUS_WORKER_THREADS"
 
 
@@ -69,23 +65,23 @@ def check_port(host: str, port: int) -> None:
         ) from error
 
 
-def plan_stack(options: UpOptions, checkpoint: Checkpoint | None) -> StackSpec:
-    """Workers on free ports, with the CPUs shared out among them. No checkpoint: a simulated model."""
+def plan_stack(options: UpOptions, checkpoint: Checkpoint | None, ports: Sequence[int]) -> StackSpec:
+    """A worker on each of `ports`, with the CPUs shared out among them. No checkpoint: a simulated model."""
     model: tuple[str, ...] = ()
     if checkpoint is not None:
         model = ("--model", str(checkpoint.path.absolute()), "--served-model-name", checkpoint.name)
-    threads = os.environ.get(_THREADS, str(max(1, cpu_count() // options.workers)))
+    threads = os.environ.get(_THREADS, str(max(1, cpu_count() // len(ports))))
     workers = []
-    for number, port in enumerate(_free_ports(options.workers)):
-        name = f"worker-{number}"
+    for number, port in enumerate(ports):
+        name, listen = f"worker-{number}", f"{HOST}:{port}"
         argv = (
             *(sys.executable, "-m", "moebius_worker"),
             *("--engine", options.engine, *model),
-            *("--listen", f"127.0.0.1:{port}", "--device", options.device),
+            *("--listen", listen, "--device", options.device),
             *("--threads", threads, "--log-format", options.log_format),
             *options.metrics_flag("--metrics-listen", 2 + number),
         )
-        workers.append(WorkerSpec(name, argv, f"127.0.0.1:{port}", options.state_dir.log(name)))
+        workers.append(WorkerSpec(name, argv, listen, options.state_dir.log(name)))
     return StackSpec(tuple(workers))
 
 
@@ -105,14 +101,3 @@ def controller_command(options: UpOptions, stack_file: Path) -> Sequence[str]:
         *("--log-format", options.log_format),
         *options.metrics_flag("--metrics-listen", 1),
     )
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, drawn so that two stacks that start at once differ."""
-    ports: list[int] = []
-    for port in random.sample(_WORKER_PORTS, len(_WORKER_PORTS)):
-        if len(ports) == count:
-            return ports
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            ports.append(port)
-    raise CliError(f"There are no {count} free ports for workers on 127.0.0.1.")

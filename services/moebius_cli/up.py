@@ -22,6 +22,7 @@ from moebius_cli.memory import MemoryNeed, least_weight_bytes
 from moebius_cli.model import prepare_model
 from moebius_cli.options import StateDirOption
 from moebius_cli.plan import UpOptions, check_port, controller_command, gateway_command, plan_stack
+from moebius_cli.ports import hold_ports
 from moebius_cli.state_dir import StateDir, UpRecord
 from moebius_cli.view import WorkerView, read_state, view_gateway, view_workers
 from moebius_controller.spec import StackSpec, write_stack
@@ -101,9 +102,10 @@ def up(
         options.state_dir.clean()
         check_port(options.host, options.port)
         checkpoint = _prepare(options, console)
-        stack = plan_stack(options, checkpoint)
-        write_stack(options.state_dir.stack_file, stack)
-        asyncio.run(_Up(options, checkpoint, stack, console).run())
+        with hold_ports(options.workers) as ports:
+            stack = plan_stack(options, checkpoint, ports)
+            write_stack(options.state_dir.stack_file, stack)
+            asyncio.run(_Up(options, checkpoint, stack, console).run())
 
 
 def _prepare(options: UpOptions, console: Console) -> Checkpoint | None:

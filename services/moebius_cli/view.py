@@ -101,7 +101,8 @@ async def _view_worker(spec: WorkerSpec, process: ProcessView) -> WorkerView:
         status = await probe.status(PROBE_TIMEOUT)
     finally:
         await probe.close()
-    if status is None:
+    # Whoever else answers at this address is not our worker.
+    if status is None or status.pid != process.pid:
         return WorkerView(
             spec.name,
             spec.listen,

@@ -17,7 +17,7 @@ from tests.stack import MOEBIUS
 
 def test_its_workers_are_simulated(tmp_path: Path) -> None:
     options = UpOptions(2, None, "127.0.0.1", 8000, "cpu", "json", StateDir(tmp_path), "", False)
-    stack = plan_stack(replace(options, engine="sim"), None)
+    stack = plan_stack(replace(options, engine="sim"), None, (20_000, 20_001))
     for worker in stack.workers:
         settings = read_settings(WorkerSettings, worker.argv[3:])
         assert (settings.engine, settings.model) == ("sim", "")
