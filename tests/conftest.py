@@ -1,12 +1,12 @@
 """What holds for all tests: which may run side by side (pytest-xdist), and what a process keeps for them."""
 
 import asyncio
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import structlog
 from xdist.scheduler import LoadScopeScheduling
 
 # Triton is told when it is first imported, which any test may do: without a GPU its interpreter runs kernels.
@@ -56,10 +56,7 @@ async def _call(function):
 
 
 @pytest.fixture(autouse=True)
-def _logs_as_before():
-    """Programs that a test runs in this process log to the stderr of that test, which is closed after it."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+def _logs_are_not_set_up():
+    """They are for a whole process, and loggers keep them: a program's main is tested in one of its own."""
     yield
-    root.handlers[:] = [handler for handler in root.handlers if handler in handlers]
-    root.setLevel(level)
+    assert not structlog.get_config()["cache_logger_on_first_use"]
