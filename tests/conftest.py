@@ -22,17 +22,31 @@ TOGETHER = (
     "tests/worker/front/",
     "tests/worker/sim/",
 )
+# Each of their tests compiles kernels of its own, where there is a GPU: all processes take part in that.
+APART = (
+    "tests/gpu/test_attention_gpu.py",
+    "tests/gpu/test_engine_gpu.py",
+    "tests/gpu/test_experts_gpu.py",
+    "tests/kernels/triton/test_attention.py",
+    "tests/kernels/triton/test_experts.py",
+    "tests/kernels/triton/test_linear.py",
+)
 
 
 class Together(LoadScopeScheduling):
-    """One process takes all that belong together, and the others what is left, file by file."""
+    """One process takes all that belong together, and the others what is left, file by file or in single
+    tests."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(TOGETHER):
             return "processes"
+        if nodeid.startswith(APART):
+            return nodeid
         return nodeid.partition("::")[0]
 
 
+# Nobody asks for it under `-p no:xdist`.
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return Together(config, log)
 

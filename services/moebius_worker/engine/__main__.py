@@ -133,7 +133,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         pipe,
         runner,
         Scheduler(config),
-        partial(sample, with_kernels=settings.kernels != "reference"),
+        partial(sample, draw_tokens=kernels.operations.draw_tokens),
         Grammars(compiler),
         max_running=config.places,
         eos_token_ids=eos_token_ids,
