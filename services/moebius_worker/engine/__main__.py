@@ -80,6 +80,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     from moebius_worker.engine.grammar.compiler import GrammarCompiler, grammar_tokenizer
     from moebius_worker.engine.grammar.grammars import Grammars
     from moebius_worker.engine.loop import EngineLoop
+    from moebius_worker.engine.run_ahead import RunAhead
     from moebius_worker.engine.runner import ModelRunner, RunnerOptions
     from moebius_worker.engine.sampler import sample
     from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
@@ -141,6 +142,8 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         device_errors=(torch.AcceleratorError,),
         late_compilations=lambda: kernels.late_compilations,
         expert_use=runner.expert_use,
+        # A fault strikes before a step with its token is computed: tokens must be known.
+        ahead=None if settings.inject_faults else RunAhead(runner, runner.captured),
     )
     model = worker_pb2.Model(
         architecture=runner.architecture,

@@ -19,36 +19,32 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], *, with_kernels: boo
     if not rows:
         return []
     adjusted = adjust_logits(logits, rows)
-    token_ids = _choose(mask_logits(adjusted, rows), rows, with_kernels)
+    token_ids: list[int] = choose(mask_logits(adjusted, rows), rows, with_kernels=with_kernels).tolist()
+    if bad := tuple(index for index, token_id in enumerate(token_ids) if token_id < 0):
+        raise NonFiniteLogitsError(bad)
     logprobs = _logprobs(adjusted, rows, token_ids)
     return [Sampled(token_id, logprobs.get(index)) for index, token_id in enumerate(token_ids)]
 
 
-def _choose(logits: torch.Tensor, rows: Sequence[SampleRow], with_kernels: bool) -> list[int]:
-    """Token ids. Raises NonFiniteLogitsError."""
+@torch.inference_mode()
+def choose(logits: torch.Tensor, rows: Sequence[SampleRow], *, with_kernels: bool = True) -> torch.Tensor:
+    """Draws from logits fp32 [N, vocab] as they are. Token ids int64 [N], where the logits are; -1 where a
+    row's best logit is not finite. With kernels nobody waits for a GPU."""
     random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
     if random and logits.is_cuda and with_kernels:
         # Late: a machine without a GPU need not have Triton.
         from moebius_worker.engine.draw_on_device import draw_on_device
 
-        return _finite(*draw_on_device(logits, rows))
-    best, best_ids = logits.max(dim=-1)
-    token_ids = _finite(best_ids, best)
-    if random:
-        chosen = logits if len(random) == len(rows) else logits[random]
-        params = [rows[index].params for index in random]
-        drawn = draw(chosen, params, [len(rows[index].output_ids) for index in random])
-        for index, token_id in zip(random, drawn, strict=True):
-            token_ids[index] = token_id
-    return token_ids
-
-
-def _finite(token_ids: torch.Tensor, best: torch.Tensor) -> list[int]:
-    """The token ids, if the best logit of each row is finite. One copy from the device for both."""
-    found: list[int] = torch.where(best.isfinite(), token_ids, -1).tolist()
-    if bad := tuple(index for index, token_id in enumerate(found) if token_id < 0):
-        raise NonFiniteLogitsError(bad)
-    return found
+        token_ids, best = draw_on_device(logits, rows)
+    else:
+        best, token_ids = logits.max(dim=-1)
+        if random:
+            chosen = logits if len(random) == len(rows) else logits[random]
+            drawn = [rows[index] for index in random]
+            ids = draw(chosen, [row.params for row in drawn], [row.position for row in drawn])
+            token_ids[random] = torch.tensor(ids, device=logits.device)
+    # One copy from the device will do for both.
+    return torch.where(best.isfinite(), token_ids, -1)
 
 
 def _logprobs(

@@ -329,7 +329,7 @@ class World:
         running, waiting = scheduler._running, list(scheduler._waiting)
         assert [state.rank for state in running] == sorted({state.rank for state in running})
         assert [state.rank for state in waiting] == sorted({state.rank for state in waiting})
-        cancelled = {handle for handle, state in scheduler._requests.items() if state.cancelled}
+        cancelled = {handle for handle, state in scheduler._requests.items() if state.over}
         assert cancelled <= set(scheduler._in_step)
         assert {state.request.handle for state in running + waiting} | cancelled == set(scheduler._requests)
         assert len(running) + len(waiting) + len(cancelled) == len(states)
