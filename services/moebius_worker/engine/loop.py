@@ -238,10 +238,11 @@ class EngineLoop:
             self._ahead is not None
             and bool(plan.slices)
             and self._ahead.offers(plan.slices)
-            and all(
-                handle not in self._grammars and self._row(handle, NO_MASKS).plain for handle in plan.handles
-            )
+            and all(piece.sample and self._is_plain(piece.handle) for piece in plan.slices)
         )
+
+    def _is_plain(self, handle: int) -> bool:
+        return handle not in self._grammars and self._row(handle, NO_MASKS).plain
 
     def _launch(self, plan: StepPlan, before: Launched | None) -> Flight:
         """`before`: the step that it was planned ahead of, whose tokens are not in the histories yet."""

@@ -25,9 +25,11 @@ from moebius_worker.engine.grammar.compiler import GrammarCompiler
 from moebius_worker.engine.grammar.grammars import Grammars
 from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.memory import Demand, MemoryPlan
+from moebius_worker.engine.run_ahead import RunAhead
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.sampler import sample
 from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.types import Slice
 from tests.worker.engine.models.harness import write_random
 from tests.worker.engine.models.qwen_world import EXPERTS, SCALES
 from tests.worker.engine.models.qwen_world import SIZES as QWEN_SIZES
@@ -108,10 +110,15 @@ class Seen:
         return bool(self.finish) or self.error is not None
 
 
-class Engine:
-    """`settings`: of `SchedulerConfig`, beside what the runner's memory plan says."""
+def decodes(slices: Sequence[Slice]) -> bool:
+    return all(len(piece.token_ids) == 1 for piece in slices)
 
-    def __init__(self, runner: ModelRunner, **settings: Any) -> None:
+
+class Engine:
+    """`settings`: of `SchedulerConfig`, beside what the runner's memory plan says. `ahead`: all decodes are
+    launched, as they are on a GPU."""
+
+    def __init__(self, runner: ModelRunner, *, ahead: bool = False, **settings: Any) -> None:
         settings = {"max_running": 4, "max_step_tokens": 16, "max_waiting": 64} | settings
         self.runner, self.pipe = runner, NoPipe()
         config = SchedulerConfig(runner.layout, max_model_len=runner.max_model_len, **settings)
@@ -125,6 +132,7 @@ class Engine:
             max_running=config.places,
             eos_token_ids=[],
             faults=FaultInjector(()),
+            ahead=RunAhead(runner, decodes) if ahead else None,
         )
         self.seen: dict[int, Seen] = {}
         self.incoming: list[engine_pb2.FrontFrame] = []

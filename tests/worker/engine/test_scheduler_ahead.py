@@ -181,6 +181,8 @@ def test_a_state_that_went_on_without_its_request_is_not_kept(cancelled):
     world = AheadWorld(config(**LAYOUTS["full and state"]))
     text = list(range(7))
     world.add(request(1, text, max_tokens=20))
+    # A chunk of the prompt to its last page's end, and the rest.
+    world.step()
     world.step()
     text = list(world.tokens[1])
     plan = world.begin()
