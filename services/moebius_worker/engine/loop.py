@@ -281,6 +281,8 @@ class EngineLoop:
             self._fail(plan, error)
             return
         self._raises = 0
+        # What was launched ahead is computed from when the step before it was.
+        begun, self._last_found = max(flight.begun, self._last_found), time.monotonic()
         gone = self._scheduler.fail(failure.handle for failure in failures)
         failures = [failure for failure in failures if failure.handle in gone]
         tokens = {handle: (one.token_id,) for handle, one in sampled.items()}
@@ -289,7 +291,6 @@ class EngineLoop:
         self._grammars.forget(output.handle for output in outputs if output.finish is not None)
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         deltas = [delta_from(output, sampled[output.handle].logprobs) for output in outputs]
-        begun, self._last_found = max(flight.begun, self._last_found), time.monotonic()
         self._send_end(deltas, failures, _computed(plan, self._last_found - begun))
 
     def _compute(self, plan: StepPlan) -> Found:

@@ -4,8 +4,9 @@ and that what goes wrong is told as if nothing were launched ahead. The model is
 
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,7 @@ from moebius_worker.engine.grammar.grammars import Grammars
 from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.runner import Computed
 from moebius_worker.engine.sampler import sample
-from moebius_worker.engine.scheduler import Scheduler
+from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
 from moebius_worker.engine.types import SampleRow, Slice
 from tests.worker.engine.test_loop import CONFIG, EOS, TRIGGER, VOCAB, letters, request
 
@@ -108,7 +109,7 @@ class Device:
 class Engine:
     """The loop over a device, in this thread."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, config: SchedulerConfig = CONFIG) -> None:
         self.device = device
         self.frames: list[engine_pb2.EngineFrame] = []
         self.incoming: list[engine_pb2.FrontFrame] = []
@@ -116,7 +117,7 @@ class Engine:
         self.loop = EngineLoop(
             self,
             device,
-            Scheduler(CONFIG),
+            Scheduler(config),
             sample,
             Grammars(GrammarCompiler(letters, self.woken.set)),
             max_running=4,
@@ -193,13 +194,17 @@ def test_a_step_is_launched_before_the_last_one_is_waited_for_and_that_is_told_b
 
 
 def test_steps_are_counted_and_timed_once() -> None:
-    engine = Engine(Device())
+    engine = Engine(Device(on_collect=lambda _: time.sleep(0.005)))
     engine.submit(request(1, [7, 8], max_tokens=9), request(2, [9], max_tokens=5))
+    start = time.monotonic()
     engine.finish()
+    elapsed = time.monotonic() - start
     told = [frame.end.step for frame in engine.frames if frame.end.HasField("step")]
     assert [step.requests for step in told] == [2] * 5 + [1] * 4
     assert sum(step.tokens for step in told) == 3 + 2 * 4 + 4
     assert engine.loop.stats().step == len(told) == 9
+    assert all(step.seconds >= 0.005 for step in told)
+    assert sum(step.seconds for step in told) <= elapsed
 
 
 def test_those_of_both_steps_are_announced_until_the_first_one_has_ended() -> None:
@@ -275,6 +280,15 @@ def test_nothing_runs_ahead_of_what_the_host_has_a_part_in(fields: dict[str, Any
     engine.finish()
     log = [line.split()[0] for line in engine.device.log if not line.startswith("send")]
     assert ("launch", "launch") in set(pairwise(log)), "when it is over"
+
+
+def test_nothing_runs_ahead_of_a_prefill_that_gets_a_token_at_a_time() -> None:
+    """To a kernel it is a decode, but nothing is sampled."""
+    engine = Engine(Device(), replace(CONFIG, max_step_tokens=2))
+    engine.submit(request(1, [7], max_tokens=20), request(2, [20, 21, 22, 23, 24], max_tokens=9))
+    engine.finish()
+    assert engine.tokens(1) == list(range(8, 28))
+    assert engine.tokens(2) == list(range(25, 34))
 
 
 def test_past_min_tokens_steps_are_launched() -> None:
