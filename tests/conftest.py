@@ -1,12 +1,12 @@
 """What holds for all tests: which may run side by side (pytest-xdist), and what a process keeps for them."""
 
 import asyncio
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import structlog
 from xdist.scheduler import LoadScopeScheduling
 
 # Triton is told when it is first imported, which any test may do: without a GPU its interpreter runs kernels.
@@ -22,17 +22,31 @@ TOGETHER = (
     "tests/worker/front/",
     "tests/worker/sim/",
 )
+# Each of their tests compiles kernels of its own, where there is a GPU: all processes take part in that.
+APART = (
+    "tests/gpu/test_attention_gpu.py",
+    "tests/gpu/test_engine_gpu.py",
+    "tests/gpu/test_experts_gpu.py",
+    "tests/kernels/triton/test_attention.py",
+    "tests/kernels/triton/test_experts.py",
+    "tests/kernels/triton/test_linear.py",
+)
 
 
 class Together(LoadScopeScheduling):
-    """One process takes all that belong together, and the others what is left, file by file."""
+    """One process takes all that belong together, and the others what is left, file by file or in single
+    tests."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(TOGETHER):
             return "processes"
+        if nodeid.startswith(APART):
+            return nodeid
         return nodeid.partition("::")[0]
 
 
+# Nobody asks for it under `-p no:xdist`.
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return Together(config, log)
 
@@ -56,10 +70,7 @@ async def _call(function):
 
 
 @pytest.fixture(autouse=True)
-def _logs_as_before():
-    """Programs that a test runs in this process log to the stderr of that test, which is closed after it."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+def _logs_are_not_set_up():
+    """They are for a whole process, and loggers keep them: a program's main is tested in one of its own."""
     yield
-    root.handlers[:] = [handler for handler in root.handlers if handler in handlers]
-    root.setLevel(level)
+    assert not structlog.get_config()["cache_logger_on_first_use"]

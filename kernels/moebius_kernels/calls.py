@@ -18,6 +18,7 @@ from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.operations import REFERENCE
 from moebius_kernels.router import Route
+from moebius_kernels.sampling import Draws
 
 # Elements: compilers make other kernels of addresses that are no multiple of 16 bytes.
 _ALIGNMENT = 64
@@ -50,7 +51,7 @@ class Call:
     `rows`: parameters whose tensors have one row a token. `pools`: those whose tensors have one a page or a
     slot. `step`: those that say which rows belong together, different in each step, and what of each is the
     model's nevertheless. `written`: those changed in place. `site` takes the call's arguments, and next to no
-    time.
+    time. `in_graphs`: it is part of the CUDA graphs of decode steps.
     """
 
     rows: tuple[str, ...]
@@ -58,6 +59,7 @@ class Call:
     pools: tuple[str, ...] = ()
     step: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     written: tuple[str, ...] = ()
+    in_graphs: bool = True
 
 
 def _blocks(blocks: Sequence[StoredMatrix]) -> Hashable:
@@ -176,6 +178,10 @@ def _gated_delta_rule(
     return _row(q), _row(v), g.dtype, beta.dtype, _row(states)
 
 
+def _draw_tokens(logits: torch.Tensor, draws: Draws) -> Hashable:
+    return _row(logits), draws.truncated
+
+
 CALLS: Mapping[str, Call] = MappingProxyType(
     {
         "linear": Call(("x",), _linear),
@@ -210,6 +216,9 @@ CALLS: Mapping[str, Call] = MappingProxyType(
             pools=("states",),
             step={"plan": ()},
             written=("states",),
+        ),
+        "draw_tokens": Call(
+            ("logits", "draws"), _draw_tokens, step={"draws": ("truncated",)}, in_graphs=False
         ),
     }
 )

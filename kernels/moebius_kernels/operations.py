@@ -15,17 +15,20 @@ from moebius_kernels.paged_attention import paged_attention, write_kv
 from moebius_kernels.rms_norm import gated_rms_norm, l2_norm, rms_norm
 from moebius_kernels.rotary import apply_rotary
 from moebius_kernels.router import Route, sigmoid_topk, softmax_topk, topk_softmax
+from moebius_kernels.sampling import Drawn, draw_tokens
 
 Operation = Callable[..., torch.Tensor]
 Router = Callable[..., Route]
 Pair = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+Draw = Callable[..., Drawn]
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
     """A function for each operation, with the signature and the meaning of the reference it stands for.
 
-    The leading dimension of an operation's first argument counts tokens.
+    The leading dimension of an operation's first argument counts tokens. Models make all calls but those of
+    `draw_tokens`, which comes after them.
     """
 
     linear: Operation = linear
@@ -45,6 +48,7 @@ class Operations:
     paged_attention: Operation = paged_attention
     causal_conv1d: Operation = causal_conv1d
     gated_delta_rule: Operation = gated_delta_rule
+    draw_tokens: Draw = draw_tokens
 
 
 REFERENCE = Operations()

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from moebius_kernels.calls import CALLS
 from moebius_kernels.registry import TokenRange
 
 
@@ -66,7 +67,9 @@ class Plan:
     def capturable(self, tokens: int) -> bool:
         """Whether a step of so many tokens may be a CUDA graph."""
         return all(
-            choice.captured for choice in self.choices if choice.tokens.first <= tokens <= choice.tokens.last
+            choice.captured
+            for choice in self.choices
+            if CALLS[choice.operation].in_graphs and choice.tokens.first <= tokens <= choice.tokens.last
         )
 
     def without(self, excluded: Collection[str]) -> "Plan":

@@ -2,13 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from moebius_cli.errors import CliError
-from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError
+from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.gguf.file import read_gguf
+from moebius_worker.checkpoint.safetensors import read_headers
 
 GIB = 2**30
 # PyTorch, Python and the buffers of one worker, besides weights.
@@ -56,18 +54,6 @@ def least_weight_bytes(checkpoint: Checkpoint) -> int:
             for tensor in read_gguf(checkpoint.path).tensors.values()
         )
     return sum(
-        math.prod(shape) * (_FLOAT_BYTES if dtype in _FLOATS else _WIDE.get(dtype, 1))
-        for file in sorted(checkpoint.path.glob("*.safetensors"))
-        if not file.name.startswith("consolidated")
-        for shape, dtype in _safetensors(file)
+        math.prod(tensor.shape) * (_FLOAT_BYTES if tensor.dtype in _FLOATS else _WIDE.get(tensor.dtype, 1))
+        for tensor in read_headers(checkpoint.path).values()
     )
-
-
-def _safetensors(file: Path) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of all tensors."""
-    try:
-        with safe_open(file, framework="np") as tensors:
-            slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118
-            return [(tuple(each.get_shape()), each.get_dtype()) for each in slices]
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} is truncated or damaged: {error}. Download it again.") from error

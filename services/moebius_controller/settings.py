@@ -10,10 +10,10 @@ from pydantic_settings import SettingsConfigDict
 
 from moebius_common.address import Address
 from moebius_common.logs import LogFormat
-from moebius_common.settings import Seconds, ServiceSettings
+from moebius_common.settings import Seconds
 from moebius_controller.policy import LADDER, PODS, PROCESSES, Policy, Rung
 from moebius_controller.types import Step, Trouble
-from moebius_proto.channel import WorkerTls
+from moebius_proto.worker_tls import WorkerTlsSettings
 
 
 class RungSettings(BaseModel):
@@ -32,7 +32,7 @@ _LADDER = tuple(
 )
 
 
-class ControllerSettings(ServiceSettings):
+class ControllerSettings(WorkerTlsSettings):
     """Keeps workers alive: watches them, restarts or replaces what died or hangs. --driver local starts the
     workers of a stack on this machine, too; on Kubernetes StatefulSets do."""
 
@@ -98,19 +98,6 @@ class ControllerSettings(ServiceSettings):
         description="Seconds without a word from the API server after which nothing is done; longer than a "
         "watch in which nothing happens is silent.",
     )
-    worker_tls_ca: Path | None = Field(
-        None,
-        description="PEM file with the authorities that sign workers' certificates. Left out: workers are "
-        "spoken to without TLS.",
-    )
-    worker_tls_cert: Path | None = Field(
-        None, description="PEM file with the certificate that the controller shows to workers."
-    )
-    worker_tls_key: Path | None = Field(None, description="PEM file with the key of that certificate.")
-    worker_tls_name: str | None = Field(
-        None,
-        description="The name in the workers' certificates. Left out: the host by which each is addressed.",
-    )
 
     ladder: tuple[RungSettings, ...] = Field(
         _LADDER,
@@ -154,18 +141,7 @@ class ControllerSettings(ServiceSettings):
     def _complete(self) -> "ControllerSettings":
         if self.driver == "local" and self.stack is None:
             raise ValueError("--driver local needs --stack")
-        if (self.worker_tls_cert is None) != (self.worker_tls_key is None):
-            raise ValueError("--worker-tls-cert and --worker-tls-key go together")
-        if self.worker_tls_cert is not None and self.worker_tls_ca is None:
-            raise ValueError("--worker-tls-cert needs --worker-tls-ca")
         return self
-
-    @property
-    def worker_tls(self) -> WorkerTls | None:
-        """How to speak TLS with workers; None: not at all."""
-        if self.worker_tls_ca is None:
-            return None
-        return WorkerTls(self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key, self.worker_tls_name)
 
     def policy(self) -> Policy:
         usual = PROCESSES if self.driver == "local" else PODS

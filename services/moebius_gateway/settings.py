@@ -10,9 +10,8 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from moebius_common.address import Address
 from moebius_common.logs import LogFormat, LogLevel
-from moebius_common.settings import ServiceSettings
 from moebius_gateway.text.parsing.registry import names
-from moebius_proto.channel import WorkerTls
+from moebius_proto.worker_tls import WorkerTlsSettings
 
 
 def _split(value: Any) -> Any:
@@ -36,7 +35,7 @@ def _known(family: str) -> str:
 AnswerFormat = Annotated[str, AfterValidator(_known)]
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(WorkerTlsSettings):
     """Serves OpenAI's HTTP API from model workers."""
 
     model_config = SettingsConfigDict(env_prefix="MOEBIUS_GATEWAY_", cli_prog_name="moebius-gateway")
@@ -74,19 +73,6 @@ class GatewaySettings(ServiceSettings):
         "Left out: HTTP",
     )
     tls_key: Path | None = Field(None, description="PEM file with the key of that certificate")
-    worker_tls_ca: Path | None = Field(
-        None,
-        description="PEM file with the authorities that sign workers' certificates. Left out: workers are "
-        "spoken to without TLS",
-    )
-    worker_tls_cert: Path | None = Field(
-        None, description="PEM file with the certificate that the gateway shows to workers"
-    )
-    worker_tls_key: Path | None = Field(None, description="PEM file with the key of that certificate")
-    worker_tls_name: str | None = Field(
-        None,
-        description="the name in the workers' certificates. Left out: the host by which each is addressed",
-    )
     request_timeout: float = Field(
         600.0,
         gt=0,
@@ -134,21 +120,10 @@ class GatewaySettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _complete(self) -> "GatewaySettings":
-        for one, other in (("tls_cert", "tls_key"), ("worker_tls_cert", "worker_tls_key")):
-            if (getattr(self, one) is None) != (getattr(self, other) is None):
-                flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
-                raise ValueError(f"{flags[0]} and {flags[1]} go together")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together")
         if self.workers and self.discover_selector is not None:
             raise ValueError("--workers and --discover-selector exclude one another")
         if self.discover_namespace is not None and self.discover_selector is None:
             raise ValueError("--discover-namespace needs --discover-selector")
-        if self.worker_tls_cert is not None and self.worker_tls_ca is None:
-            raise ValueError("--worker-tls-cert needs --worker-tls-ca")
         return self
-
-    @property
-    def worker_tls(self) -> WorkerTls | None:
-        """How to speak TLS with workers; None: not at all."""
-        if self.worker_tls_ca is None:
-            return None
-        return WorkerTls(self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key, self.worker_tls_name)

@@ -23,9 +23,10 @@ from safetensors.torch import save_file
 from moebius_worker.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from moebius_worker.checkpoint.locate import Progress
 from moebius_worker.checkpoint.quantization import quantization_name
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.checkpoint.tokenizer import tokenizer_files
 from moebius_worker.engine.weights.open import open_weights
-from moebius_worker.engine.weights.reader import TensorInfo, WeightReader
+from moebius_worker.engine.weights.reader import WeightReader
 from moebius_worker.engine.weights.scheme import Scheme
 from moebius_worker.upcycle_options import DTYPES, UpcycleOptions
 

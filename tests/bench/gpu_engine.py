@@ -125,10 +125,10 @@ def floor(runner: ModelRunner, streams: int) -> float:
 
 
 class Streams:
-    def __init__(self, runner: ModelRunner, count: int, prompt: int) -> None:
+    def __init__(self, runner: ModelRunner, count: int, prompt: int, output: int = OUTPUT) -> None:
         self.runner, self.count = runner, count
         size = runner.layout.page_size
-        each = -(-(prompt + OUTPUT + 1) // size)
+        each = -(-(prompt + output + 1) // size)
         self.pages = [tuple(range(i * each, (i + 1) * each)) for i in range(count)]
         window_total = max(runner.layout.num_window_pages, 1)
         self.windows = [tuple(page % window_total for page in pages) for pages in self.pages]

@@ -7,7 +7,9 @@ beside what their graphs alone take. Random weights, draws at temperature 1.
 import argparse
 import statistics
 import time
+from functools import partial
 
+from moebius_kernels.operations import Draw
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.engine.faults import FaultInjector
 from moebius_worker.engine.grammar.compiler import GrammarCompiler
@@ -15,7 +17,7 @@ from moebius_worker.engine.grammar.grammars import Grammars
 from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.run_ahead import RunAhead
 from moebius_worker.engine.runner import ModelRunner
-from moebius_worker.engine.sampler import sample
+from moebius_worker.engine.sampler import choose, sample
 from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
 from moebius_worker.framing import encode
 from tests.bench.gpu_engine import MODELS, PROMPT, STREAMS, load, replays, unproven
@@ -50,7 +52,9 @@ def submit(handle: int, vocab_size: int) -> engine_pb2.FrontFrame:
     )
 
 
-def decode(runner: ModelRunner, streams: int, *, ahead: bool) -> tuple[float, dict[int, list[int]]]:
+def decode(
+    runner: ModelRunner, draw_tokens: Draw, streams: int, *, ahead: bool
+) -> tuple[float, dict[int, list[int]]]:
     """Median seconds of a turn in which all decode, and what they said."""
     front = NoFront()
     config = SchedulerConfig(runner.layout, streams, runner.max_step_tokens, runner.max_model_len, streams)
@@ -58,12 +62,12 @@ def decode(runner: ModelRunner, streams: int, *, ahead: bool) -> tuple[float, di
         front,
         runner,
         Scheduler(config),
-        sample,
+        partial(sample, draw_tokens=draw_tokens),
         Grammars(GrammarCompiler(lambda: None, lambda: None)),  # type: ignore[arg-type, return-value]
         max_running=streams,
         eos_token_ids=[],
         faults=FaultInjector(()),
-        ahead=RunAhead(runner, runner.captured) if ahead else None,
+        ahead=RunAhead(runner, runner.captured, partial(choose, draw_tokens=draw_tokens)) if ahead else None,
     )
     loop.turn([submit(handle, runner.vocab_size) for handle in range(streams)])
     while (
@@ -92,10 +96,10 @@ def main() -> None:
         runner = load(MODELS[name], form, arguments.layers)
         runner.bind(operations)
         runner.capture(lambda size: size in STREAMS, lambda *_: None)
-        runner.warm_up_draws()
         for streams in STREAMS:
-            decode(runner, streams, ahead=False)
-            (plain, said), (ahead, same) = (decode(runner, streams, ahead=way) for way in (False, True))
+            run = partial(decode, runner, operations.draw_tokens, streams)
+            run(ahead=False)
+            (plain, said), (ahead, same) = (run(ahead=way) for way in (False, True))
             device = replays(runner, streams)
             print(
                 f"{case} {streams:>4} streams: {plain * 1e3:>7.3f} ms a step, {ahead * 1e3:>7.3f} ahead, "

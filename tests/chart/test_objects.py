@@ -260,3 +260,26 @@ def test_what_the_controller_writes_goes_with_the_release() -> None:
         assert "data" not in the(objects, kind, name)
         rules = the(objects, "Role", "moebius-controller")["rules"]
         assert [name] in [rule.get("resourceNames") for rule in rules]
+
+
+def test_keda_counts_what_waits_for_its_own_model() -> None:
+    sources = {
+        "hub": {"source": {"huggingFace": {"id": "Qwen/Qwen3-30B-A3B"}}},
+        "file": {"source": {"huggingFace": {"id": "o/r/Some-Q4_K_M-00001-of-00002.gguf"}}},
+        "claim": {"source": {"persistentVolumeClaim": {"claimName": "weights"}}},
+        "named": {"source": {"hostPath": {"path": "/models/a.gguf"}}, "servedModelName": "a b"},
+        "simulated": {"settings": {"engine": "sim"}},
+    }
+    expected = {
+        "hub": "Qwen/Qwen3-30B-A3B",
+        "file": "Some-Q4_K_M",
+        "claim": "claim",
+        "named": "a b",
+        "simulated": "sim",
+    }
+    objects = render({"worker": {"keda": {"enabled": True}}, "models": sources})
+    for name, served in expected.items():
+        assert flag(the(objects, "StatefulSet", f"moebius-{name}"), "served-model-name") == served
+        (trigger,) = the(objects, "ScaledObject", f"moebius-{name}")["spec"]["triggers"]
+        assert f'model="{served}"' in trigger["metadata"]["query"]
+        assert f'pod=~"moebius-{name}-[0-9]+"' in trigger["metadata"]["query"]

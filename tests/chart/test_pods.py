@@ -163,14 +163,14 @@ def test_gpus_and_images_follow_the_count() -> None:
 @pytest.mark.parametrize(
     ("name", "model", "served"),
     [
-        ("hub", "Qwen/Qwen3-30B-A3B", None),
+        ("hub", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B"),
         ("claim", "/model/deepseek/v3", "claim"),
         ("file", "/model/m.gguf", "file"),
         ("image", "/model/a", "image"),
-        ("simulated", None, None),
+        ("simulated", None, "sim"),
     ],
 )
-def test_sources_become_models(name: str, model: str | None, served: str | None) -> None:
+def test_sources_become_models(name: str, model: str | None, served: str) -> None:
     (one,) = (
         one
         for one in of_kind(render(EVERYTHING), "StatefulSet")

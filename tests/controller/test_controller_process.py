@@ -4,16 +4,16 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-import pytest
 
 from moebius_controller.events import What
-from moebius_controller.main import main
 from moebius_controller.settings import ControllerSettings
 from moebius_controller.spec import StackSpec, write_stack
 from tests.cluster_fakes import FakeApi
@@ -173,44 +173,54 @@ async def test_on_a_cluster_it_says_how_it_is_and_leaves_the_pods_when_it_ends(t
             assert lease["spec"]["holderIdentity"] == ""
 
 
-def refused(*flags: str) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(flags)
-    assert isinstance(end.value.code, str), "sys.exit prints it, and the status is 1"
-    return end.value.code
+def told(*flags: str | Path, **env: str) -> str:
+    """What a controller that ends at once says, on stdout if all is well."""
+    done = subprocess.run(
+        [sys.executable, "-m", "moebius_controller", *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | env,
+        check=False,
+    )
+    assert (done.returncode == 0) == ("--help" in flags)
+    return done.stdout if done.returncode == 0 else f"{done.returncode}: {done.stderr}"
 
 
-def test_mistakes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stack = tmp_path / "stack.json"
-    assert f"cannot read the stack file {stack}" in refused("--stack", str(stack))
-    stack.write_text('{"workers": [{"name": "w"}]}')
-    assert f"cannot read the stack file {stack}" in refused("--stack", str(stack))
-    with pytest.raises(SystemExit, match="2"):
-        main(["--stack", str(stack), "--min-ready", "-1", "--ladder", '[{"when": "dead", "step": "jump"}]'])
-    said = capsys.readouterr().err
-    assert "--min-ready: Input should be greater than or equal to 0" in said
-    assert "--ladder.0.step: Input should be 'replace'" in said
-    with pytest.raises(SystemExit, match="2"):
-        main([])
-    assert "--driver local needs --stack" in capsys.readouterr().err
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    none, damaged, stack = (tmp_path / name for name in ("none.json", "damaged.json", "stack.json"))
+    damaged.write_text('{"workers": [{"name": "w"}]}')
     write_stack(stack, StackSpec(()))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken, ThreadPoolExecutor() as pool:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = refused("--stack", str(stack), "--metrics-listen", address)
-    assert f"cannot serve metrics on {address} (Address already in use)" in said
-    assert "--metrics-listen" in said
+        wrong = ("--min-ready", "-1", "--ladder", '[{"when": "dead", "step": "jump"}]')
+        cases: dict[tuple[str | Path, ...], tuple[str, ...]] = {
+            ("--stack", none): ("1: ", f"cannot read the stack file {none}"),
+            ("--stack", damaged): ("1: ", f"cannot read the stack file {damaged}"),
+            (): ("2: ", "--driver local needs --stack"),
+            ("--stack", stack, *wrong): (
+                "2: ",
+                "--min-ready: Input should be greater than or equal to 0",
+                "--ladder.0.step: Input should be 'replace'",
+            ),
+            ("--stack", stack, "--metrics-listen", address): (
+                "1: ",
+                f"cannot serve metrics on {address} (Address already in use)",
+                "--metrics-listen",
+            ),
+        }
+        for said, words in zip(pool.map(lambda flags: told(*flags), cases), cases.values(), strict=True):
+            assert said.startswith(words[0]), said
+            assert all(word in said for word in words), said
 
 
-def test_without_a_cluster_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    said = refused("--driver", "kubernetes")
-    assert said.startswith("moebius-controller: the Kubernetes API cannot be reached")
+def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
+    said = told("--driver", "kubernetes", KUBECONFIG=str(tmp_path / "none"))
+    assert "\nmoebius-controller: the Kubernetes API cannot be reached" in said
 
 
-def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    text = capsys.readouterr().out
+def test_help_explains_every_setting() -> None:
+    text = told("--help")
     for name, setting in ControllerSettings.model_fields.items():
         assert f"--{name.replace('_', '-')} " in text
         assert setting.description

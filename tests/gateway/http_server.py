@@ -149,6 +149,7 @@ class Gateway:
         """The sum over all series of that name whose labels include `labels`; an unknown name is an error."""
         totals: Counter[str] = Counter()
         for family in self.registry.collect():
+            totals[family.name] += 0  # it may have no series yet
             for sample in family.samples:
                 totals[sample.name] += sample.value if labels.items() <= sample.labels.items() else 0
         return totals[name] if name in totals else _unknown(name)

@@ -252,6 +252,10 @@ def test_a_model_of_true_size_gets_a_plan_and_finds_it_again(checkpoint: Path, t
     _print_plan(plan)
     assert found == again
     assert {choice.operation for choice in plan.choices} >= {"linear", "routed_experts", "paged_attention"}
+    draws = [choice for choice in plan.choices if choice.operation == "draw_tokens"]
+    # With top-k or top-p, and without.
+    assert len({choice.key for choice in draws}) == 2
+    assert {choice.backend for choice in draws} == {"triton"}, [choice.rejections for choice in draws]
     crashed = {gate for _, gate in plan.rejections} & {"crash", "latched"}
     assert not crashed, plan.rejections
     for choice in plan.choices:

@@ -19,12 +19,13 @@ TEXTS = ((5, 60), (17, 90), (1, 33), (30, 64))
 
 def engines(path: Path) -> tuple[Engine, Engine]:
     """One that does not launch ahead, and one that does."""
-    made = []
+    made, operations = [], triton()
     for ahead in (False, True):
         runner = load(path, "cuda")
-        runner.bind(triton())
+        runner.bind(operations)
         runner.capture(lambda size: True, lambda *_: None)
-        made.append(Engine(runner, ahead=ahead, max_running=4, max_step_tokens=64))
+        settings = {"ahead": ahead, "draw_tokens": operations.draw_tokens}
+        made.append(Engine(runner, **settings, max_running=4, max_step_tokens=64))
     return made[0], made[1]
 
 

@@ -39,6 +39,20 @@ moebius.dev/model: {{ index . 1 }}
 {{- toJson (first $found) -}}
 {{- end -}}
 
+{{/* What clients call a model: (list $ NAME VALUES). As a worker would call it by itself, where it knows a name. */}}
+{{- define "moebius.servedName" -}}
+{{- $source := include "moebius.source" . | fromJson -}}
+{{- if (index . 2).servedModelName -}}
+{{- (index . 2).servedModelName -}}
+{{- else if $source.volume -}}
+{{- index . 1 -}}
+{{- else if hasSuffix ".gguf" (default "" $source.model) -}}
+{{- regexReplaceAll "(-[0-9]{5}-of-[0-9]{5})?[.]gguf$" (base $source.model) "" -}}
+{{- else -}}
+{{- default "sim" $source.model -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Affinity that leaves out nodes with a faulty GPU, whatever else is wanted. */}}
 {{- define "moebius.workerAffinity" -}}
 {{- $affinity := deepCopy . -}}

@@ -1,46 +1,29 @@
-"""Tokens from logits on the device, with nobody waiting: the same draws as `moebius_worker.engine.draw`.
+"""Tokens from logits, with nobody waiting. `moebius_kernels.sampling` says what is computed.
 
-A draw is the arg max of logits / temperature + Gumbel noise, whose bits are a hash of (seed, position, token
-id); the worker's module says why. What top-k and top-p keep is looked for among the best tokens; should these
-not hold enough of the mass, in the row concerned a bisection of the floats goes over all.
+What top-k and top-p keep is looked for among the best tokens; should these not hold enough of the mass, in
+the row concerned a bisection of the floats goes over all.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
 from moebius_kernels.launch import launch
-from moebius_kernels.triton.targets import power_of_two
+from moebius_kernels.registry import Backend, Query
+from moebius_kernels.sampling import Drawn, Draws
+from moebius_kernels.triton.targets import ARCHITECTURES, power_of_two
 
 _BLOCK = 1024
+# Blocks of a row, which one program puts together.
+_MOST_BLOCKS = 4096
 # SplitMix64 (Steele, Lea, Flood 2014): a step and the two multipliers of its finaliser.
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """How N rows are drawn, on the device. `streams` int64 [N]: `mix(seed + golden)` of each row's seed;
-    `positions` int64 [N]; `temperature` [N], 0 for the most probable token; `top_k` int32 [N], 0 for all;
-    `top_p` [N]; `log_min_p` [N], -inf for 0. `candidates`: how many tokens top-k and top-p look at first, no
-    fewer than the largest top_k; 0 if no row has either."""
-
-    streams: torch.Tensor
-    positions: torch.Tensor
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    log_min_p: torch.Tensor
-    candidates: int
-
-
-def draw_tokens(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits fp32 [N, vocab], contiguous -> token ids int64 [N] and each row's largest logit fp32 [N].
-
-    Where that is not finite the token is worth nothing.
-    """
+def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
+    """As `moebius_kernels.sampling.draw_tokens`."""
+    logits = logits.contiguous()
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, _BLOCK)
     tops, sums = logits.new_empty(rows, blocks), logits.new_empty(rows, blocks, dtype=torch.float64)
@@ -50,7 +33,7 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch
     tile = power_of_two(blocks)
     launch(_top_of_block, (rows, blocks), logits, tops, vocab, blocks, BLOCK=_BLOCK)
     launch(_top_of_row, (rows,), tops, best, blocks, TILE=tile)
-    if draws.candidates:
+    if draws.truncated:
         floors = _floors(logits, best, draws)
     launch(
         _draw_in_block,
@@ -59,17 +42,7 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch
         blocks, BLOCK=_BLOCK,
     )  # fmt: skip
     launch(_draw_in_row, (rows,), sums, places, token_ids, blocks, TILE=tile)
-    return token_ids, best
-
-
-def top_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, width: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of logits [N, vocab] the log probabilities of `token_ids` [N], and of the `width` most probable tokens
-    ids and log probabilities [N, width]."""
-    table = logits.log_softmax(dim=-1)
-    values, ids = table.topk(width, dim=-1)
-    return table.gather(1, token_ids.unsqueeze(1)).squeeze(1), ids, values
+    return Drawn(token_ids, best)
 
 
 def _floors(logits: torch.Tensor, best: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -137,7 +110,8 @@ def _negative(bits):
     return -(bits.to(tl.float32, bitcast=True))
 
 
-@triton.jit
+# Columns of `Draws` may begin anywhere; that is no reason to compile again.
+@triton.jit(do_not_specialize_on_alignment=["temperatures", "top_ps"])
 def _search_floor(
     logits, best, temperatures, top_ps, all_mass, unfinished, floors, vocab, BLOCK: tl.constexpr
 ):
@@ -169,7 +143,7 @@ def _mixed(state):
     return state ^ (state >> 31)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["floors", "temperatures", "streams", "positions"])
 def _draw_in_block(
     logits, best, floors, temperatures, streams, positions, sums, places, vocab, blocks, BLOCK: tl.constexpr
 ):
@@ -208,3 +182,16 @@ def _draw_in_row(sums, places, token_ids, blocks, TILE: tl.constexpr):
     token = tl.min(tl.where(exists & (score == top), place, 2147483647), 0)
     # A row that is not finite has no best token; any will do.
     tl.store(token_ids + row, tl.where(token == 2147483647, 0, token).to(tl.int64))
+
+
+def _admits(query: Query) -> str | None:
+    logits = query.arguments["logits"]
+    if logits.dtype != "float32":
+        return f"logits in {logits.dtype}, it takes float32"
+    most = _MOST_BLOCKS * _BLOCK
+    return f"rows of {logits.shape[-1]} logits, it takes {most}" if logits.shape[-1] > most else None
+
+
+BACKENDS = (
+    Backend("draw_tokens", "triton", draw_tokens, architectures=ARCHITECTURES, admits=_admits, compiles=True),
+)

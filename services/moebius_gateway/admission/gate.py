@@ -96,7 +96,7 @@ class Gate:
     @asynccontextmanager
     async def place(self, generation: Generation) -> AsyncIterator[Place]:
         """Waits for the sequence's turn, and holds its place. Raises `GenerationError`."""
-        line = self._lines.setdefault(generation.model, _Line())
+        line = self._line(generation.model)
         place = Place(
             line.experience.cost(len(generation.prompt_ids), generation.max_tokens),
             self._accounts.named(generation.client),
@@ -143,6 +143,12 @@ class Gate:
             for model, line in self._lines.items()
         }
 
+    def _line(self, model: str) -> _Line:
+        if model not in self._lines:
+            self._lines[model] = _Line()
+            self._metrics.has_line(model)
+        return self._lines[model]
+
     async def _wait_for_turn(self, line: _Line, generation: Generation, place: Place) -> None:
         entry = Entry(generation.client, generation.priority, place.cost, place)
         arrived = time.monotonic()
@@ -156,7 +162,8 @@ class Gate:
             self._make_room(line, entry, generation.deadline - arrived)
             self._waiting += 1
             try:
-                with self._metrics.waiting.labels(label(generation.priority)).track_inprogress():
+                waiting = self._metrics.waiting.labels(generation.model, label(generation.priority))
+                with waiting.track_inprogress():
                     async with asyncio.timeout(generation.deadline - arrived):
                         await place.turn
             finally:

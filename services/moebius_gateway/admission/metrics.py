@@ -18,7 +18,7 @@ class AdmissionMetrics:
             return f"moebius_gateway_admission_{suffix}"
 
         self.waiting = Gauge(
-            name("waiting"), "Sequences that wait for their turn", ["priority"], registry=registry
+            name("waiting"), "Sequences that wait for their turn", ["model", "priority"], registry=registry
         )
         self.running = Gauge(name("running"), "Sequences that had their turn", ["model"], registry=registry)
         self.reserved = Gauge(
@@ -55,10 +55,13 @@ class AdmissionMetrics:
             ["client", "kind"],
             registry=registry,
         )
-        for priority in Priority:
-            self.waiting.labels(priority.name.lower())
         for reason in REFUSALS:
             self.refusals.labels(reason)
+
+    def has_line(self, model: str) -> None:
+        """Its series are there from now on."""
+        for priority in Priority:
+            self.waiting.labels(model, label(priority))
 
 
 def label(priority: int) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from moebius_worker.engine.runner import ModelRunner
-from moebius_worker.engine.sampler import choose
 from moebius_worker.engine.types import SampleRow, Slice
 
 
@@ -33,9 +32,15 @@ class Launched:
 
 
 class RunAhead:
-    def __init__(self, runner: ModelRunner, offers: Callable[[Sequence[Slice]], bool]) -> None:
-        """`offers`: whether a step of these can be launched, and then those of a part of their requests."""
-        self._runner = runner
+    def __init__(
+        self,
+        runner: ModelRunner,
+        offers: Callable[[Sequence[Slice]], bool],
+        choose: Callable[[torch.Tensor, Sequence[SampleRow]], torch.Tensor],
+    ) -> None:
+        """`offers`: whether a step of these can be launched, and then those of a part of their requests.
+        `choose`: the sampler's."""
+        self._runner, self._choose = runner, choose
         self.offers = offers
 
     @torch.inference_mode()
@@ -43,7 +48,7 @@ class RunAhead:
         """A step of decodes, all of which sample, by plain `rows`. `before`: the step that it was planned
         ahead of. On a CPU it is computed here."""
         logits = self._runner.launch(slices, None if before is None else before.drawn)
-        token_ids = choose(logits, rows)
+        token_ids = self._choose(logits, rows)
         # A row that is not finite ends its request; until that is known the next step computes something.
         drawn = token_ids.clamp(min=0)
         if not token_ids.is_cuda:

@@ -222,13 +222,6 @@ class ModelRunner:
         """How evenly the experts are used, if enough was seen since this was asked last."""
         return self._experts.take()
 
-    def warm_up_draws(self) -> None:
-        """Compiles what random draws from its logits need."""
-        if self._place.device.type == "cuda":
-            from moebius_worker.engine.draw_on_device import warm_up
-
-            warm_up(self.vocab_size, self._place.device)
-
     def _compute(
         self, slices: Sequence[Slice], progress: Callable[[], None], drawn: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

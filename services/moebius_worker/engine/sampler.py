@@ -4,22 +4,25 @@ from collections.abc import Sequence
 
 import torch
 
-from moebius_worker.engine.draw import draw
+from moebius_kernels.operations import REFERENCE, Draw
+from moebius_worker.engine.drawing import draws_of
 from moebius_worker.engine.logit_adjustments import adjust_logits
 from moebius_worker.engine.token_masks import mask_logits
 from moebius_worker.engine.types import Logprobs, NonFiniteLogitsError, Sampled, SampleRow
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow], *, with_kernels: bool = True) -> list[Sampled]:
+def sample(
+    logits: torch.Tensor, rows: Sequence[SampleRow], *, draw_tokens: Draw = REFERENCE.draw_tokens
+) -> list[Sampled]:
     """Samples logits fp32 [N, vocab] for N rows. A row's result depends on that row alone.
 
-    `with_kernels`: on a GPU, draws are computed there. Raises NonFiniteLogitsError.
+    `draw_tokens`: what computes that operation. Raises NonFiniteLogitsError.
     """
     if not rows:
         return []
     adjusted = adjust_logits(logits, rows)
-    token_ids: list[int] = choose(mask_logits(adjusted, rows), rows, with_kernels=with_kernels).tolist()
+    token_ids: list[int] = choose(mask_logits(adjusted, rows), rows, draw_tokens=draw_tokens).tolist()
     if bad := tuple(index for index, token_id in enumerate(token_ids) if token_id < 0):
         raise NonFiniteLogitsError(bad)
     logprobs = _logprobs(adjusted, rows, token_ids)
@@ -27,22 +30,16 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], *, with_kernels: boo
 
 
 @torch.inference_mode()
-def choose(logits: torch.Tensor, rows: Sequence[SampleRow], *, with_kernels: bool = True) -> torch.Tensor:
+def choose(
+    logits: torch.Tensor, rows: Sequence[SampleRow], *, draw_tokens: Draw = REFERENCE.draw_tokens
+) -> torch.Tensor:
     """Draws from logits fp32 [N, vocab] as they are. Token ids int64 [N], where the logits are; -1 where a
-    row's best logit is not finite. With kernels nobody waits for a GPU."""
-    random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    if random and logits.is_cuda and with_kernels:
-        # Late: a machine without a GPU need not have Triton.
-        from moebius_worker.engine.draw_on_device import draw_on_device
-
-        token_ids, best = draw_on_device(logits, rows)
+    row's best logit is not finite. Nobody waits for a GPU."""
+    if any(row.params.temperature > 0 for row in rows):
+        drawn = draw_tokens(logits, draws_of(rows, logits.device))
+        token_ids, best = drawn.token_ids, drawn.best
     else:
         best, token_ids = logits.max(dim=-1)
-        if random:
-            chosen = logits if len(random) == len(rows) else logits[random]
-            drawn = [rows[index] for index in random]
-            ids = draw(chosen, [row.params for row in drawn], [row.position for row in drawn])
-            token_ids[random] = torch.tensor(ids, device=logits.device)
     # One copy from the device will do for both.
     return torch.where(best.isfinite(), token_ids, -1)
 

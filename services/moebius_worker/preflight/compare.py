@@ -1,4 +1,4 @@
-"""How far results are from those of the reference, and how far they may be."""
+"""How far results are from those of the reference, and how far they may be. Draws: `compare_draws.py`."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,6 +10,7 @@ import torch
 from moebius_kernels.calls import tensors_of
 from moebius_kernels.registry import Query
 from moebius_kernels.router import Route
+from moebius_kernels.sampling import Drawn
 
 # Relative to the length of the reference's result, over all of it; `ROW_SLACK` times that in a single row.
 # By the dtype of the activations: sums and intermediate values rounded to it (fp32: to TF32 in products).
@@ -34,14 +35,14 @@ def limit_of(query: Query) -> float:
 
 def difference(result: Any, expected: Any, limit: float) -> tuple[float, str | None]:
     """The relative error, and what is wrong, None if nothing is: results are tensors, or records of them."""
-    if isinstance(expected, Route):
-        raise TypeError("routes are compared with the scores that they were made from")
+    if isinstance(expected, Route | Drawn):
+        raise TypeError("choices are compared with the scores that they were made from")
     found, wanted = tensors_of(result), tensors_of(expected)
     if len(found) != len(wanted):
         return math.inf, f"{len(found)} tensors instead of {len(wanted)}"
     worst = 0.0
     for one, other in zip(found, wanted, strict=True):
-        error, wrong = _tensor_difference(one, other, limit)
+        error, wrong = tensor_difference(one, other, limit)
         worst = max(worst, error)
         if wrong is not None:
             return worst, wrong
@@ -65,12 +66,10 @@ def route_difference(result: Any, expected: Route, scores: torch.Tensor) -> tupl
         rows = int((chosen[0] != chosen[1]).any(dim=-1).sum())
         return math.inf, f"other experts than the best in {rows} of {len(experts)} rows"
     weights = [one.weights.float().sort(dim=-1).values for one in (result, expected)]
-    return _tensor_difference(weights[0], weights[1], ROUTE_LIMIT)
+    return tensor_difference(weights[0], weights[1], ROUTE_LIMIT)
 
 
-def _tensor_difference(
-    result: torch.Tensor, expected: torch.Tensor, limit: float
-) -> tuple[float, str | None]:
+def tensor_difference(result: torch.Tensor, expected: torch.Tensor, limit: float) -> tuple[float, str | None]:
     if result.shape != expected.shape:
         return math.inf, f"shape {list(result.shape)} instead of {list(expected.shape)}"
     if result.dtype != expected.dtype:

@@ -113,6 +113,7 @@ def examination_for(checkpoint: Checkpoint, wanted: Wanted) -> Examination:
             "kv_format": options.kv_format.value,
             "threads": options.threads,
             "expand_weights": options.expand_weights,
+            "dummy_weights": options.dummy_weights,
             "max_running": options.max_running,
             "max_step_tokens": max_step_tokens,
         },
@@ -141,9 +142,6 @@ def _versions(device: Device) -> dict[str, str]:
 
 def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
     """Kernels, shapes and settings, by their digests; not what is excluded."""
-    place = place_for(checkpoint, wanted.options)
-    reader, _ = open_weights(checkpoint, build_model(checkpoint.config, place).LAYOUT)
-    tensors = (f"{name} {info.dtype} {list(info.shape)}" for name, info in sorted(reader.tensors.items()))
     config = f"{sorted(checkpoint.config.items(), key=lambda item: item[0])}"
     settings = {
         name: value
@@ -152,9 +150,18 @@ def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
     }
     return {
         "kernels": package_digest(),
-        "model": digest({"config": config, "tensors": list(tensors)}),
+        "model": digest({"config": config, "tensors": _tensors(checkpoint, wanted.options)}),
         "settings": digest({"settings": str(sorted(settings.items()))}),
     }
+
+
+def _tensors(checkpoint: Checkpoint, options: RunnerOptions) -> list[str]:
+    """What weights the checkpoint has; none if they are not read from it."""
+    if options.dummy_weights is not None:
+        return []
+    model = build_model(checkpoint.config, place_for(checkpoint, options))
+    reader, _ = open_weights(checkpoint, model.LAYOUT)
+    return [f"{name} {info.dtype} {list(info.shape)}" for name, info in sorted(reader.tensors.items())]
 
 
 def _read(kept: ArtefactCache, key: str) -> Plan | None:

@@ -14,7 +14,9 @@ from moebius_kernels.operations import REFERENCE
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.router import Route
+from moebius_kernels.sampling import Drawn
 from moebius_worker.preflight.compare import difference, limit_of, route_difference
+from moebius_worker.preflight.compare_draws import draw_difference
 from moebius_worker.preflight.machine import Machine
 
 # Told before each gate; the first call may have to compile.
@@ -54,6 +56,12 @@ class Trial:
     written: Mapping[str, Any]
     # The call's step is to be a CUDA graph.
     capture: bool
+
+    @property
+    def first(self) -> torch.Tensor:
+        """The first argument: what choices are made from."""
+        tensor: torch.Tensor = next(iter(self.arguments.values()))
+        return tensor
 
 
 def judge(backend: Backend, trial: Trial, machine: Machine, announce: Announce, *, timed: bool) -> Verdict:
@@ -122,11 +130,13 @@ class _Run:
 def _compare(trial: Trial, run: _Run, result: Any) -> float:
     """The relative error of the result and of what was written."""
     limit = limit_of(trial.query)
-    if isinstance(trial.expected, Route):
-        first = next(iter(run.arguments.values()))
-        error, wrong = route_difference(result, trial.expected, first)
-    else:
-        error, wrong = difference(result, trial.expected, limit)
+    match trial.expected:
+        case Route():
+            error, wrong = route_difference(result, trial.expected, trial.first)
+        case Drawn():
+            error, wrong = draw_difference(result, trial.expected, trial.first, trial.arguments["draws"])
+        case _:
+            error, wrong = difference(result, trial.expected, limit)
     if wrong is None:
         left, wrong = difference(run.written(trial), trial.written, limit)
         error = max(error, left)
@@ -184,9 +194,14 @@ def _capture(backend: Backend, trial: Trial, machine: Machine) -> "_Run":
     limit = limit_of(trial.query)
     pairs = [(result, expected), (static.written(trial), plain.written(trial))]
     for found, wanted in pairs:
-        if isinstance(wanted, Route):
-            found, wanted = (found.weights, found.experts), (wanted.weights, wanted.experts)
-        _, wrong = difference(found, wanted, limit)
+        match wanted:
+            case Route():
+                _, wrong = difference((found.weights, found.experts), (wanted.weights, wanted.experts), limit)
+            case Drawn():
+                # It was drawn twice by the same program.
+                _, wrong = difference((found.token_ids, found.best), (wanted.token_ids, wanted.best), 0.0)
+            case _:
+                _, wrong = difference(found, wanted, limit)
         if wrong is not None:
             raise _RejectedError("capture", f"its replay differs from a plain call: {wrong}")
     return static

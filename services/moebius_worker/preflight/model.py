@@ -3,7 +3,7 @@
 import torch
 
 from moebius_kernels.kv_pages import KvFormat
-from moebius_kernels.operations import Operations
+from moebius_kernels.operations import REFERENCE, Operations
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.memory import Demand, MemoryPlan
@@ -42,14 +42,17 @@ class ModelSubject:
             architecture_of(checkpoint.config), self._model, plan, max_step_tokens, place, options.kv_format
         )
         self._workload = Workload(plan.layout, self._runner.vocab_size, plan.max_model_len)
+        self._draw_tokens = REFERENCE.draw_tokens
         # Something to look back at.
         self.run(ProbeStep("prefill", max_step_tokens))
 
     def bind(self, operations: Operations) -> None:
         self._runner.bind(operations)
+        self._draw_tokens = operations.draw_tokens
 
     def run(self, step: ProbeStep) -> None:
-        self._runner.step(self._workload.slices(step))
+        logits = self._runner.step(self._workload.slices(step)).logits
+        self._workload.draw(logits, self._draw_tokens)
 
 
 def open_subject(
@@ -60,6 +63,7 @@ def open_subject(
     kv_format: str,
     threads: int | None,
     expand_weights: bool | None,
+    dummy_weights: str | None,
     max_running: int,
     max_step_tokens: int,
 ) -> ModelSubject:
@@ -71,6 +75,7 @@ def open_subject(
         kv_format=KvFormat(kv_format),
         threads=threads,
         expand_weights=expand_weights,
+        dummy_weights=dummy_weights,
         max_running=max_running,
     )
     return ModelSubject(model, options, max_step_tokens)

@@ -40,8 +40,7 @@ class Prepared:
         for done, step in enumerate(self.steps):
             progress("warming up", done, len(self.steps))
             if slices := workload.slices(step):
-                runner.step(slices)
-        runner.warm_up_draws()
+                workload.draw(runner.step(slices).logits, self.operations.draw_tokens)
 
     def freeze(self) -> None:
         """From now on no kernel should have to be compiled; if one is, it is counted and logged."""

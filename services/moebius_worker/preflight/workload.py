@@ -1,13 +1,34 @@
 """Steps without meaning, in caches that nobody uses yet: for trying kernels, and for warming them up."""
 
 import random
+from dataclasses import replace
 
+import torch
+
+from moebius_kernels.operations import Draw
 from moebius_worker.engine.cache.layout import CacheLayout
-from moebius_worker.engine.types import Slice, StateStep
+from moebius_worker.engine.drawing import draws_of
+from moebius_worker.engine.types import SampleRow, SamplingParams, Slice, StateStep
 from moebius_worker.preflight.subject import ProbeStep
 
 # Tokens that a request may have behind it, at most.
 CONTEXT = 4096
+
+# How requests may want to be sampled: batches without top-k and top-p, and batches with them. So hot that
+# most draws would be others if nothing were cut off; the last keeps more tokens than are looked at first.
+_BATCHES = (
+    (
+        SamplingParams(),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=3.0, min_p=0.4),
+    ),
+    (
+        SamplingParams(temperature=3.0, top_k=4, top_p=0.9),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=3.0, top_p=0.2, min_p=1e-4),
+        SamplingParams(temperature=3.0, top_p=0.999),
+    ),
+)
 
 
 class Workload:
@@ -29,6 +50,16 @@ class Workload:
         if not self._fit(counts):
             return []
         return [self._slice(number, count) for number, count in enumerate(counts)]
+
+    @torch.inference_mode()
+    def draw(self, logits: torch.Tensor, draw_tokens: Draw) -> None:
+        """Tokens of a step's logits, in each of the ways that there are."""
+        for kinds in _BATCHES:
+            rows = [
+                SampleRow(replace(kinds[row % len(kinds)], seed=self._random.getrandbits(64)), (), range(row))
+                for row in range(len(logits))
+            ]
+            draw_tokens(logits, draws_of(rows, logits.device))
 
     def _fit(self, counts: list[int]) -> bool:
         layout = self._layout

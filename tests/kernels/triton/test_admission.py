@@ -13,6 +13,7 @@ HOPPER, AMPERE, TURING = (Device("cuda", "", architecture) for architecture in (
 OPERATIONS = (
     "rms_norm", "gated_rms_norm", "l2_norm", "gated", "apply_rotary", "topk_softmax", "softmax_topk",
     "sigmoid_topk", "write_kv", "paged_attention", "causal_conv1d", "gated_delta_rule",
+    "draw_tokens",
 )  # fmt: skip
 
 

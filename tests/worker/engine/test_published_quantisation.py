@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.engine.models.parameters import Matrix, Slot
 from moebius_worker.engine.models.registry import build_model
 from moebius_worker.engine.weights.layout import lay_out
 from moebius_worker.engine.weights.load import plan_loading
-from moebius_worker.engine.weights.reader import TensorInfo
 from moebius_worker.engine.weights.schemes.registry import scheme_of
 from tests.worker.engine.test_published_configs import META, published
 

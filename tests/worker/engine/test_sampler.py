@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from moebius_kernels.sampling import Drawn, Draws
 from moebius_worker.engine.sampler import NonFiniteLogitsError, SampleRow, sample
 from moebius_worker.engine.token_masks import mask_logits
 from moebius_worker.engine.types import SamplingParams
@@ -284,18 +285,17 @@ def test_a_mask_leaves_what_it_allows_in_its_row_alone(device, vocab):
     assert mask_logits(logits, [rows[0]] * 3) is logits
 
 
-def test_without_kernels_a_gpu_draws_as_a_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    from moebius_worker.engine import draw_on_device
+def test_draws_are_the_operations() -> None:
+    """What the plan chose computes them; a batch that takes the best tokens needs it not."""
+    logits, rows = logits_of(3), [row(seed=1), row(temperature=0), row(top_k=2)]
+    asked: list[tuple[int, bool]] = []
 
-    logits, rows = logits_of(4), [row(seed=seed) for seed in range(4)]
-    expected = sample(logits, rows)
+    def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
+        asked.append((len(logits), draws.truncated))
+        return Drawn(torch.tensor([5, 6, 7])[: len(logits)], logits.amax(-1))
 
-    def kernel(*_: object) -> None:
-        raise AssertionError("a kernel was used")
-
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    monkeypatch.setattr(draw_on_device, "draw_on_device", kernel)
-    assert sample(logits, rows, with_kernels=False) == expected
-    with pytest.raises(AssertionError, match="kernel was used"):
-        sample(logits, rows)
+    sampled = sample(logits, rows, draw_tokens=draw_tokens)
+    assert [one.token_id for one in sampled] == [5, 6, 7]
+    sample(logits[:2], rows[:2], draw_tokens=draw_tokens)
+    sample(logits[:1], rows[1:2], draw_tokens=draw_tokens)
+    assert asked == [(3, True), (2, False)]

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import Qwen4ExpTextConfig
 
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.parameters import WHOLE, Rank, Shard, Slot
 from moebius_worker.engine.models.registry import ARCHITECTURES, build_model
 from moebius_worker.engine.weights.load import Loading, plan_loading
-from moebius_worker.engine.weights.reader import TensorInfo
 from moebius_worker.engine.weights.schemes.declared import DeclaredScheme
 from tests.worker.checkpoint.gguf_models import FAMILIES, original_config
 from tests.worker.engine.models.test_qwen4_exp import FLASH as QWEN_FLASH

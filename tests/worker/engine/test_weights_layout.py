@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.engine.weights.layout import Layout, Stack, lay_out
-from moebius_worker.engine.weights.reader import TensorInfo
 
 
 class Reader:

@@ -12,9 +12,9 @@ from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.formats.fp8 import Fp8
 from moebius_kernels.linear import linear
 from moebius_worker.checkpoint.checkpoint import CheckpointError
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.engine.models.parameters import Matrix, Place, Rank, Shard, Slots, Vector
 from moebius_worker.engine.weights.load import Loading, plan_loading
-from moebius_worker.engine.weights.reader import TensorInfo
 from moebius_worker.engine.weights.scheme import StoredForm
 
 CPU = Place(torch.device("cpu"), torch.float32)

@@ -75,6 +75,17 @@ def test_another_model_setting_or_kernel_is_another_plan(
     assert len(made) == 6
 
 
+def test_random_weights_need_no_checkpoint_and_each_form_of_them_has_a_plan(
+    checkpoints, made, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((checkpoints[0].path / "config.json").read_text())
+    bare = open_checkpoint(str(tmp_path))
+    for form in ("bf16", "nvfp4", "bf16"):
+        wanted = replace(WANTED, options=replace(OPTIONS, dummy_weights=form))
+        find_plan(bare, wanted, CANDIDATES, root=tmp_path / "cache")
+    assert [one.options["dummy_weights"] for one in made] == ["bf16", "nvfp4"]
+
+
 def test_what_is_excluded_needs_no_new_plan_but_is_not_tried_if_there_is_none(
     checkpoints, made, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ OPTIONS = {
     "kv_format": "model",
     "threads": 1,
     "expand_weights": None,
+    "dummy_weights": None,
     "max_running": 4,
     "max_step_tokens": 8,
 }
@@ -108,9 +109,9 @@ def test_kinds_differ_in_windows_and_in_the_forms_of_weights() -> None:
     assert kept.count(True) >= 2
 
 
-def _examine(path: Path) -> tuple[list[Message], Plan]:
+def _examine(path: Path, **options: object) -> tuple[list[Message], Plan]:
     messages: list[Message] = []
-    subject = open_subject(str(path), **OPTIONS)
+    subject = open_subject(str(path), **OPTIONS | options)
     probe = Probe(_copies(), RANGES, subject.device, subject.machine, messages.append)
     subject.bind(probe.operations())
     for step in STEPS:
@@ -125,7 +126,7 @@ def test_references_agree_with_themselves_whatever_the_family(name: str) -> None
     """What the gates do to a call (copies, other contents, poison) does not change what it computes."""
     messages, plan = _examine(DATA / name)
     called = {choice.operation for choice in plan.choices}
-    assert {"linear", "routed_experts", "add_rms_norm", "rotate_and_write_kv", "paged_attention"} <= called
+    assert {"linear", "routed_experts", "add_rms_norm", "paged_attention", "draw_tokens"} <= called
     for message in messages:
         if isinstance(message, Judged) and message.verdict.backend == "copy":
             assert message.verdict.rejected is None, message
@@ -136,6 +137,14 @@ def test_references_agree_with_themselves_whatever_the_family(name: str) -> None
         if isinstance(message, Judged) and message.site.operation == "paged_attention"
     }
     assert kinds == {"decode", "prefill", "mixed"}
+
+
+def test_random_weights_in_the_place_of_a_checkpoints_are_examined_too(tmp_path: Path) -> None:
+    """What serves to measure speed has to prove itself no less."""
+    (tmp_path / "config.json").write_text((DATA / "gpt_oss-mxfp4" / "config.json").read_text())
+    _, plan = _examine(tmp_path, dummy_weights="mxfp4", expand_weights=False)
+    [experts] = {choice.key for choice in plan.choices if choice.operation == "routed_experts"}
+    assert "Mxfp4" in experts
 
 
 def test_a_whole_model_serves_with_the_plan_and_finds_every_call_in_it(qwen_next: Path) -> None:

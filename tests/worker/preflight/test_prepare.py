@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,8 +12,9 @@ from moebius_kernels.calls import key_of, named_arguments, shapes_of
 from moebius_kernels.operations import REFERENCE
 from moebius_kernels.plan import Choice, Plan, Verdict, token_ranges
 from moebius_kernels.registry import TokenRange
+from moebius_kernels.sampling import Draws
 from moebius_worker.engine.cache.layout import CacheLayout
-from moebius_worker.engine.runner import RunnerOptions
+from moebius_worker.engine.runner import Computed, RunnerOptions
 from moebius_worker.engine.types import Slice
 from moebius_worker.flight_recorder import read_flights
 from moebius_worker.preflight import prepare
@@ -83,7 +85,7 @@ class Runner:
     def __init__(self) -> None:
         self.steps: list[int] = []
 
-    def step(self, slices: Sequence[Slice]) -> None:
+    def step(self, slices: Sequence[Slice]) -> Computed:
         written: list[int] = []
         for piece in slices:
             assert 0 <= piece.start < piece.end <= self.max_model_len
@@ -99,14 +101,18 @@ class Runner:
         # No two write to the same place, or the outcome were an accident.
         assert len(written) == len(set(written))
         self.steps.append(sum(len(piece.token_ids) for piece in slices))
-
-    def warm_up_draws(self) -> None:
-        self.drawn = True
+        return Computed(torch.zeros(len(slices), self.vocab_size), frozenset())
 
 
 def test_an_engine_is_warmed_up_with_each_kind_of_step_that_it_has_room_for(monkeypatch) -> None:
     with tempfile.TemporaryFile() as file:
         prepared = _prepared(monkeypatch, _plan(), file.fileno())
+        drawn: list[tuple[int, bool]] = []
+
+        def draw_tokens(logits: torch.Tensor, draws: Draws) -> None:
+            drawn.append((len(logits), draws.truncated))
+
+        prepared.operations = replace(prepared.operations, draw_tokens=draw_tokens)
     runner, phases = Runner(), []
     prepared.warm_up(runner, lambda phase, done, total: phases.append((done, total)))
     wanted = [step.tokens for step in STEPS]
@@ -114,7 +120,8 @@ def test_an_engine_is_warmed_up_with_each_kind_of_step_that_it_has_room_for(monk
     assert set(wanted) - set(runner.steps) <= {16}
     assert len(runner.steps) >= len(wanted) - 1
     assert phases[-1] == (len(STEPS) - 1, len(STEPS))
-    assert runner.drawn
+    # Whatever requests ask for, of as many as there can be.
+    assert set(drawn) == {(rows, truncated) for rows in (1, 2, 3, 4) for truncated in (False, True)}
 
 
 def test_compilations_after_the_freeze_are_counted(monkeypatch) -> None:

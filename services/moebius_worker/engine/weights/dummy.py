@@ -19,9 +19,9 @@ from moebius_kernels.formats.ggml import Ggml
 from moebius_kernels.formats.int_group import IntGroup
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.engine.models.parameters import Slots
 
-from .reader import TensorInfo
 from .scheme import StoredForm
 
 FORMS: Mapping[str, Format] = MappingProxyType(

@@ -19,8 +19,7 @@ from moebius_worker.checkpoint.gguf.families import find_family
 from moebius_worker.checkpoint.gguf.family import Family, Join, Named, Part, left_out, named
 from moebius_worker.checkpoint.gguf.file import GgufTensor, read_gguf
 from moebius_worker.checkpoint.gguf.order import OrderError
-
-from .reader import TensorInfo
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 
 _PLAIN = {
     Type.F32: torch.float32,

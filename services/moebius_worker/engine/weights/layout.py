@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 
-from .reader import TensorInfo, WeightReader
+from .reader import WeightReader
 
 # What follows a stack's name, and what it is called at the single expert.
 _KINDS = {

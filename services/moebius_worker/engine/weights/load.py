@@ -10,6 +10,7 @@ from moebius_kernels.formats.dense import Dense
 from moebius_kernels.formats.format import Format, FormatError, StoredMatrix
 from moebius_kernels.formats.pack import packed_format
 from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.engine.models.parameters import (
     WHOLE,
     Matrix,
@@ -21,7 +22,7 @@ from moebius_worker.engine.models.parameters import (
     own_expert,
 )
 
-from .reader import TensorInfo, WeightReader
+from .reader import WeightReader
 from .scheme import Scheme, StoredForm
 from .schemes.kv_scales import is_kv_scale
 

@@ -1,20 +1,11 @@
 """What a container's reader offers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor as it is stored: `dtype` in the container's words ("BF16", "Q4_K"), `nbytes` in the file."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    file: str
-    nbytes: int
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 
 
 class WeightReader(Protocol):

@@ -1,8 +1,5 @@
-"""Weights in safetensors: one file, or the shards of an index; mapped into memory one shard at a time."""
+"""Weights in safetensors, mapped into memory one shard at a time."""
 
-import json
-import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +7,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from .reader import TensorInfo
+from moebius_worker.checkpoint.safetensors import read_headers
 
 
 class SafetensorsReader:
     """The tensors of the safetensors files in a directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.tensors: dict[str, TensorInfo] = {}
+        self.tensors = read_headers(directory)
         self._open_file: str | None = None
         self._handle: Any = None
-        files, indexed = _files(directory)
-        for file in files:
-            for name, info in _header(file).items():
-                if name in self.tensors:
-                    raise CheckpointError(f"{name} is both in {self.tensors[name].file} and in {file}.")
-                self.tensors[name] = info
-        for name, file in indexed.items():
-            if name not in self.tensors or self.tensors[name].file != str(file):
-                raise CheckpointError(
-                    f"The index of {directory} says that {file} holds {name}, but it does not."
-                )
 
     def read(self, name: str) -> torch.Tensor:
         info = self.tensors[name]
@@ -43,62 +28,3 @@ class SafetensorsReader:
         # TypeError and AttributeError: a dtype that this torch does not have.
         except (SafetensorError, OSError, TypeError, AttributeError) as error:
             raise CheckpointError(f"Cannot read {name} ({info.dtype}) in {info.file}: {error}") from error
-
-
-def _files(directory: Path) -> tuple[list[Path], Mapping[str, Path]]:
-    """The files to read, and where the index, if there is one, says each tensor is."""
-    indices = _own(directory, "*.safetensors.index.json")
-    if indices:
-        try:
-            weight_map = json.loads(indices[0].read_bytes())["weight_map"]
-            indexed = {str(name): directory / file for name, file in weight_map.items()}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{indices[0]} is no index of safetensors files: {error!r}") from error
-        files = sorted(set(indexed.values()))
-        if elsewhere := [str(file) for file in files if file.parent != directory]:
-            raise CheckpointError(
-                f"{indices[0]} names {', '.join(elsewhere)}, which is not next to it, where weights are."
-            )
-        if missing := [file.name for file in files if not file.is_file()]:
-            raise CheckpointError(
-                f"{directory} lacks {', '.join(missing)}, which {indices[0].name} names: download the rest."
-            )
-        return files, indexed
-    files = _own(directory, "*.safetensors")
-    if not files:
-        pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
-        hint = " Pickled weights are not read: convert them with `save_pretrained` of transformers."
-        raise CheckpointError(f"{directory} has no *.safetensors files.{hint if pickled else ''}")
-    return files, {}
-
-
-def _own(directory: Path, pattern: str) -> list[Path]:
-    """Without `consolidated` files, which repeat the weights in the layout of their authors."""
-    return sorted(file for file in directory.glob(pattern) if not file.name.startswith("consolidated"))
-
-
-def _header(file: Path) -> dict[str, TensorInfo]:
-    """Names, dtypes and sizes, in the order of the file."""
-    try:
-        stream = file.open("rb")
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}.") from error
-    try:
-        with stream:
-            with safe_open(str(file), framework="pt"):
-                pass  # checks that the header is sound and that its tensors cover the file exactly
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file} is truncated or damaged: {error}. Download it again.") from error
-    header.pop("__metadata__", None)
-    entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-    return {
-        name: TensorInfo(
-            tuple(entry["shape"]),
-            entry["dtype"],
-            str(file),
-            entry["data_offsets"][1] - entry["data_offsets"][0],
-        )
-        for name, entry in entries
-    }

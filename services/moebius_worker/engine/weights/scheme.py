@@ -7,8 +7,7 @@ from typing import Protocol
 import torch
 
 from moebius_kernels.formats.format import Format, StoredMatrix
-
-from .reader import TensorInfo
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 
 ReadTensor = Callable[[str], torch.Tensor]
 

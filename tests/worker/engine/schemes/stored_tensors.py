@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_worker.checkpoint.checkpoint import Checkpoint
-from moebius_worker.engine.weights.reader import TensorInfo
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.engine.weights.scheme import Scheme, StoredForm
 from moebius_worker.engine.weights.schemes.registry import scheme_of
 

@@ -12,7 +12,7 @@ from moebius_kernels.formats.ggml import Ggml
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_worker.checkpoint.errors import CheckpointError
-from moebius_worker.engine.weights.reader import TensorInfo
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.engine.weights.schemes.registry import scheme_of
 from tests.worker.engine.schemes.stored_tensors import checkpoint, fits
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 
-from ..reader import TensorInfo
 from ..scheme import StoredForm
 from .module import Module
 from .plain import FLOATING, plain_form

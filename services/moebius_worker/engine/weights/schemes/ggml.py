@@ -11,8 +11,8 @@ from moebius_kernels.formats.ggml import GGML_TYPES, Ggml
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 
-from ..reader import TensorInfo
 from ..scheme import ReadTensor, StoredForm
 from .factors import need_row_factors, row_factors
 from .module import Module

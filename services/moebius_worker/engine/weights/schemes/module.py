@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from ..reader import TensorInfo
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 
 # Scales of activations, which only what quantises these needs.
 ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale")

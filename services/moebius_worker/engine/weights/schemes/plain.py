@@ -6,8 +6,8 @@ import torch
 
 from moebius_kernels.formats.dense import Dense
 from moebius_worker.checkpoint.errors import CheckpointError
+from moebius_worker.checkpoint.tensor_info import TensorInfo
 
-from ..reader import TensorInfo
 from ..scheme import StoredForm
 
 # By the containers' names: safetensors and GGUF have the same ones.

@@ -1,0 +1,357 @@
+"""The whole stack on a GPU: seconds to READY, and what gateway, gRPC and worker leave of the engine's speed.
+
+`make gpu-bench-stack` runs it, with models of true dimensions and random weights (`gpu_engine.py`). The same
+requests, all sent at once, go three ways:
+
+- engine: `ModelRunner` alone in a process, no scheduler, no sampler but an arg max, the next token known at
+  once; with the plan and the settings of the worker. The prompts, then one step after another.
+- worker: over one gRPC stream, as a gateway sends them.
+- stack: as completions with token ids over HTTP, an SSE stream and a connection each.
+
+A rate is all tokens of the outputs over the time from the first request to the last token, prompts included.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import grpc
+import orjson
+import structlog
+
+from moebius_common.child import dies_with_us
+from moebius_proto.worker.v1 import worker_pb2 as pb
+from moebius_proto.worker.v1.worker_pb2_grpc import WorkerStub
+from moebius_worker.front.engine_process import environment
+from moebius_worker.sim.vocabulary import vocabulary
+from tests.bench.gpu_engine import MODELS, Streams
+from tests.bench.rig import Gateway, gateway, machine
+from tests.ports import free_port
+
+# For a look without a GPU.
+TINY: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "rope_theta": 1e6,
+}
+CONFIGS = MODELS | {"tiny": TINY}
+MODEL = "bench"
+# Where programs keep what they compile.
+CACHES = ("MOEBIUS_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+LONGEST = 9216
+# Of those rounds the best counts; before them one warms up what is between.
+ROUNDS = 2
+START_SECONDS = 420.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """`form`: of the weights. `output`: tokens of each answer to `prompt` tokens."""
+
+    model: str
+    form: str
+    device: str
+    streams: tuple[int, ...]
+    prompt: int
+    output: int
+
+    @property
+    def max_model_len(self) -> int:
+        return min(LONGEST, CONFIGS[self.model]["max_position_embeddings"])
+
+
+@dataclass(frozen=True)
+class Start:
+    """`seconds` until the worker was READY; `phases`: what it said that it was doing meanwhile."""
+
+    seconds: float
+    phases: Mapping[str, float]
+
+    def __str__(self) -> str:
+        parts = (f"{phase} {seconds:.1f}" for phase, seconds in self.phases.items() if seconds >= 0.05)
+        share = self.phases.get("preflight", 0.0) / self.seconds
+        return f"{self.seconds:.1f} s to READY, {share:.0%} of them preflight ({', '.join(parts)})"
+
+
+def write_checkpoint(directory: Path, config: Mapping[str, Any]) -> None:
+    """A model without weights, whose tokens are words."""
+    files = vocabulary("").files
+    tokenizer = json.loads(files["tokenizer.json"])
+    tokens = tokenizer["model"]["vocab"]
+    tokens |= {f"Ġw{token_id}": token_id for token_id in range(len(tokens), config["vocab_size"])}
+    for name, data in files.items() | {("tokenizer.json", json.dumps(tokenizer).encode())}:
+        (directory / name).write_bytes(data)
+    (directory / "config.json").write_text(json.dumps(dict(config)))
+
+
+@contextlib.contextmanager
+def within(values: Mapping[str, str]) -> Iterator[None]:
+    """These environment variables beside those that there are."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.asynccontextmanager
+async def started(case: Case, model: Path, log: Path) -> AsyncIterator[tuple[str, Start]]:
+    """A worker that is READY: its address, and how it became so."""
+    address = f"127.0.0.1:{free_port()}"
+    begun = time.monotonic()
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *dies_with_us(sys.executable, "-m", "moebius_worker"),
+            *("--listen", address, "--model", str(model), "--served-model-name", MODEL),
+            *("--load-format", f"dummy:{case.form}", "--device", case.device),
+            *("--max-running", str(max(case.streams)), "--max-model-len", str(case.max_model_len)),
+            stderr=output,
+        )
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield address, await _ready(process, WorkerStub(channel), begun, log)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _ready(process: asyncio.subprocess.Process, stub: WorkerStub, begun: float, log: Path) -> Start:
+    phases: Counter[str] = Counter()
+    last = begun
+    while True:
+        phase = "process"
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            status = await stub.GetStatus(pb.GetStatusRequest())
+            phase = status.load.phase.partition(":")[0] or "engine process"
+            if status.state == pb.STATE_READY:
+                return Start(time.monotonic() - begun, dict(phases))
+            assert status.state != pb.STATE_FAILED, log.read_text()[-4000:]
+        assert process.returncode is None, log.read_text()[-4000:]
+        assert time.monotonic() < begun + START_SECONDS, f"not READY:\n{log.read_text()[-4000:]}"
+        await asyncio.sleep(0.02)
+        now = time.monotonic()
+        phases[phase] += now - last
+        last = now
+
+
+def prompts(case: Case, count: int) -> list[list[int]]:
+    """Of random tokens: no two have a prefix in common."""
+    size = CONFIGS[case.model]["vocab_size"]
+    return [[random.randrange(size) for _ in range(case.prompt)] for _ in range(count)]
+
+
+def engine_rates(case: Case, model: Path) -> dict[int, float]:
+    """Tokens per second of the engine alone, by streams. Runs in a process of its own."""
+    from moebius_worker.checkpoint.checkpoint import open_checkpoint
+    from moebius_worker.engine.runner import ModelRunner, RunnerOptions
+    from moebius_worker.preflight.examine import Wanted
+    from moebius_worker.preflight.prepare import prepare
+
+    # The worker has said it all.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    checkpoint = open_checkpoint(str(model))
+    options = RunnerOptions(
+        device=case.device,
+        dummy_weights=case.form,
+        max_running=max(case.streams),
+        max_model_len=case.max_model_len,
+    )
+    with tempfile.TemporaryFile() as flights:
+        # The worker's plan, found where it was kept.
+        kernels = prepare(checkpoint, Wanted(options), flights.fileno(), lambda *_: None)
+        runner = ModelRunner.load(checkpoint, options)
+        runner.bind(kernels.operations)
+        if kernels.plan.choices:
+            runner.capture(
+                lambda size: size in case.streams and kernels.plan.capturable(size), lambda *_: None
+            )
+            kernels.warm_up(runner, lambda *_: None)
+        rates: dict[int, float] = {}
+        for count in case.streams:
+            for _ in range(ROUNDS):
+                batch = Streams(runner, count, case.prompt, case.output)
+                begun = time.perf_counter()
+                batch.prefill()
+                for _ in range(case.output - 1):
+                    batch.decode()
+                rate = count * case.output / (time.perf_counter() - begun)
+                rates[count] = max(rate, rates.get(count, 0.0))
+    return rates
+
+
+async def through_worker(address: str, case: Case, count: int) -> float:
+    """Tokens per second over gRPC."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = WorkerStub(channel).Attach()
+        await call.write(pb.GatewayFrame(hello=pb.Hello(gateway_id="bench")))
+        await call.read()
+        sampling = pb.Sampling(top_p=1, repetition_penalty=1, seed=1)
+        submits = [
+            pb.Submit(
+                handle=handle,
+                request_id=str(handle),
+                token_ids=ids,
+                sampling=sampling,
+                max_tokens=case.output,
+            )
+            for handle, ids in enumerate(prompts(case, count))
+        ]
+        begun = time.perf_counter()
+        for submit in submits:
+            await call.write(pb.GatewayFrame(submit=submit))
+        tokens = ended = 0
+        while ended < count:
+            frame = await call.read()
+            assert not frame.failures, frame.failures
+            tokens += sum(len(delta.token_ids) for delta in frame.deltas)
+            ended += sum(1 for delta in frame.deltas if delta.finish_reason)
+        seconds = time.perf_counter() - begun
+        call.cancel()
+    assert tokens == count * case.output, tokens
+    return tokens / seconds
+
+
+async def through_gateway(front: Gateway, case: Case, count: int) -> float:
+    """Tokens per second over HTTP."""
+    bodies = [
+        orjson.dumps(
+            {
+                "model": MODEL,
+                "prompt": ids,
+                "max_tokens": case.output,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        )
+        for ids in prompts(case, count)
+    ]
+    begun = time.perf_counter()
+    tokens = await asyncio.gather(*(completion_tokens(front, body) for body in bodies))
+    seconds = time.perf_counter() - begun
+    assert set(tokens) == {case.output}, tokens
+    return sum(tokens) / seconds
+
+
+async def completion_tokens(front: Gateway, body: bytes) -> int:
+    """Reads a stream to its end, which says how many tokens it had."""
+    reader, writer = await asyncio.open_connection(front.host, front.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body)
+    tail = b""
+    while data := await reader.read(1 << 16):
+        tail = (tail + data)[-2048:]
+    writer.close()
+    found = re.search(rb'"completion_tokens":(\d+)', tail)
+    assert found is not None, tail
+    return int(found[1])
+
+
+async def best(rate: Callable[[], Awaitable[float]]) -> float:
+    await rate()
+    return max([await rate() for _ in range(ROUNDS)])
+
+
+async def served(case: Case, model: Path, log: Path) -> tuple[Start, Start, dict[int, tuple[float, float]]]:
+    """The cold start, the warm one, and by streams the rates of the worker and of the stack."""
+    async with started(case, model, log) as (_, cold):
+        print(f"cold: {cold}", flush=True)
+    async with started(case, model, log) as (address, warm):
+        print(f"warm: {warm}", flush=True)
+        rates: dict[int, tuple[float, float]] = {}
+        async with gateway([address]) as front:
+            for count in case.streams:
+                worker = await best(lambda count=count: through_worker(address, case, count))
+                rates[count] = worker, await best(lambda count=count: through_gateway(front, case, count))
+    return cold, warm, rates
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Figures of one model, in caches that are empty at first."""
+    print(
+        f"\n{case.model}:{case.form} on {case.device}, {case.prompt} tokens in, {case.output} out", flush=True
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        model, caches, log = Path(folder) / "model", Path(folder) / "caches", Path(folder) / "worker.log"
+        model.mkdir()
+        write_checkpoint(model, CONFIGS[case.model])
+        with within({name: str(caches / name) for name in CACHES}):
+            cold, warm, rates = asyncio.run(served(case, model, log))
+            # The worker is gone, and its memory is free.
+            with within(environment(os.environ)), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                engine = pool.submit(engine_rates, case, model).result()
+    rows = [
+        {
+            "streams": count,
+            "engine": engine[count],
+            "worker": rates[count][0],
+            "stack": rates[count][1],
+            "percent": 100 * rates[count][1] / engine[count],
+        }
+        for count in case.streams
+    ]
+    print("streams   engine   worker    stack tok/s   stack/engine (at least 95 %)")
+    for row in rows:
+        print(
+            f"{row['streams']:>7} {row['engine']:>8.0f} {row['worker']:>8.0f} {row['stack']:>8.0f}"
+            f" {row['percent']:>14.1f} %",
+            flush=True,
+        )
+    return {"case": asdict(case), "cold": asdict(cold), "warm": asdict(warm), "rates": rows}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=["qwen3-30b:nvfp4"], help=f"model:form, of {[*CONFIGS]}")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--output", type=int, default=256, help="tokens of an answer")
+    parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
+    options = parser.parse_args(arguments)
+    print(machine())
+    figures: list[dict[str, Any]] = []
+    for name in options.cases:
+        model, _, form = name.partition(":")
+        case = Case(
+            model, form or "bf16", options.device, tuple(options.streams), options.prompt, options.output
+        )
+        figures.append(measure(case))
+        if options.out:
+            options.out.write_text(json.dumps({"machine": machine(), "figures": figures}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
