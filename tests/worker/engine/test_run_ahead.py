@@ -3,16 +3,22 @@ same requests get the same answers. The models are tiny, and computed on a CPU, 
 """
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
+from moebius_worker.engine.run_ahead import RunAhead
 from moebius_worker.engine.runner import ModelRunner
+from moebius_worker.engine.sampler import choose
+from moebius_worker.engine.types import SampleRow, SamplingParams, Slice
 from tests.worker.engine.engine_world import (
     MODELS,
     VOCAB,
     Engine,
+    decodes,
     is_empty,
     load,
     tokens,
@@ -132,3 +138,33 @@ def test_what_an_answer_left_in_the_caches_is_right(models: dict[str, ModelRunne
         text = [*text, *found.tokens, 5 + turn]
     assert ahead.loop.stats().cached_tokens > 100
     assert is_empty(ahead)
+
+
+class OneBuffer:
+    """Its logits lie in the same memory in every step, as those of a CUDA graph do: the next token is the best
+    one; after 9 nothing is finite."""
+
+    def __init__(self) -> None:
+        self.logits = torch.zeros(3, 12)
+
+    def launch(self, slices: Sequence[Slice], drawn: torch.Tensor | None = None) -> torch.Tensor:
+        rows = self.logits[: len(slices)].zero_()
+        for row, piece in zip(rows, slices, strict=True):
+            token = piece.token_ids[0] if drawn is None else int(drawn[~piece.token_ids[0]])
+            row[token + 1] = 1
+            if token == 9:
+                row.fill_(torch.nan)
+        return rows
+
+
+def test_what_a_step_drew_is_its_own_and_always_in_the_vocabulary() -> None:
+    run = RunAhead(OneBuffer(), decodes, choose)  # type: ignore[arg-type]
+    rows = [SampleRow(SamplingParams(temperature=0), (1,), ())] * 3
+    first = run.launch(
+        [Slice(at, (token,), 1, (at,), True) for at, token in enumerate((4, 9, 2))], rows, None
+    )
+    # Those of the third and of the second: of one there is nothing to go on with.
+    second = run.launch([Slice(2, (~2,), 2, (2,), True), Slice(1, (~1,), 2, (1,), True)], rows[:2], first)
+    assert first.collect() == [5, -1, 3]
+    assert first.drawn.tolist() == [5, 0, 3]
+    assert second.collect() == [4, 1]
