@@ -141,8 +141,8 @@ def test_what_an_answer_left_in_the_caches_is_right(models: dict[str, ModelRunne
 
 
 class OneBuffer:
-    """Its logits lie in the same memory in every step, as those of a CUDA graph do: the next token is the best
-    one; after 9 nothing is finite."""
+    """Its logits lie in the same memory in every step, as those of a CUDA graph do. The next token is the
+    best; after 9 nothing is finite."""
 
     def __init__(self) -> None:
         self.logits = torch.zeros(3, 12)
