@@ -80,8 +80,9 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     from moebius_worker.engine.grammar.compiler import GrammarCompiler, grammar_tokenizer
     from moebius_worker.engine.grammar.grammars import Grammars
     from moebius_worker.engine.loop import EngineLoop
+    from moebius_worker.engine.run_ahead import RunAhead
     from moebius_worker.engine.runner import ModelRunner, RunnerOptions
-    from moebius_worker.engine.sampler import sample
+    from moebius_worker.engine.sampler import choose, sample
     from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
     from moebius_worker.preflight.examine import Wanted
     from moebius_worker.preflight.prepare import prepare, references_alone
@@ -123,6 +124,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         max_waiting=settings.max_waiting,
     )
     eos_token_ids = checkpoint.eos_token_ids
+    draw_tokens = kernels.operations.draw_tokens
     compiler = GrammarCompiler(
         lambda: grammar_tokenizer(
             tokenizer_files(checkpoint)["tokenizer.json"], runner.vocab_size, eos_token_ids
@@ -133,7 +135,7 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         pipe,
         runner,
         Scheduler(config),
-        partial(sample, draw_tokens=kernels.operations.draw_tokens),
+        partial(sample, draw_tokens=draw_tokens),
         Grammars(compiler),
         max_running=config.places,
         eos_token_ids=eos_token_ids,
@@ -141,6 +143,10 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         device_errors=(torch.AcceleratorError,),
         late_compilations=lambda: kernels.late_compilations,
         expert_use=runner.expert_use,
+        # A fault strikes before a step with its token is computed: tokens must be known.
+        ahead=None
+        if settings.inject_faults
+        else RunAhead(runner, runner.captured, partial(choose, draw_tokens=draw_tokens)),
     )
     model = worker_pb2.Model(
         architecture=runner.architecture,

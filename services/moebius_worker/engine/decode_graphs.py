@@ -75,10 +75,10 @@ class DecodeGraphs:
             and all(len(piece.token_ids) == 1 for piece in slices)
         )
 
-    def run(self, slices: Sequence[Slice]) -> Decoded:
-        """What `fits`; the result is in force until the next step."""
+    def run(self, slices: Sequence[Slice], drawn: torch.Tensor | None = None) -> Decoded:
+        """What `fits`; the result is in force until the next step. `drawn`: as of `StepInputs`."""
         size = self._sizes[bisect_left(self._sizes, len(slices))]
-        self._inputs.context(slices, pad_to=size)
+        self._inputs.context(slices, pad_to=size, drawn=drawn)
         graph, decoded = self._graphs[size]
         graph.replay()
         return Decoded(decoded.logits[: len(slices)], decoded.finite[: len(slices)])

@@ -14,7 +14,7 @@ def draws_of(rows: Sequence[SampleRow], device: torch.device) -> Draws:
     params = [row.params for row in rows]
     truncated = any(one.top_k > 0 or one.top_p < 1 for one in params)
     streams = [stream_of(one.seed) for one in params]
-    integers = _sent(torch.int64, [streams, [len(row.output_ids) for row in rows]], device)
+    integers = _sent(torch.int64, [streams, [row.position for row in rows]], device)
     choices = _sent(torch.int32, [[one.top_k for one in params]], device)
     numbers = [
         [one.temperature for one in params],

@@ -10,7 +10,7 @@ from moebius_worker.engine.types import Finish, Output, Request
 
 @dataclass(eq=False, slots=True)
 class RequestState:
-    """A request that is waiting, running, or cancelled while a step with it is under way."""
+    """A request that is waiting, running, or over while a step with it is under way."""
 
     request: Request
     # Its place in the order of requests: one with a smaller rank goes first and is preempted last.
@@ -21,7 +21,7 @@ class RequestState:
     running: bool = False
     # It has been running at some time.
     begun: bool = False
-    cancelled: bool = False
+    over: bool = False
     # Positions whose keys and values are in the pages of `table`.
     computed: int = 0
     # The highest value that `computed` ever had: what a preempted request finds in the tree below this

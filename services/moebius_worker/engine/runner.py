@@ -181,6 +181,23 @@ class ModelRunner:
 
         Raises ValueError for a token id that is not in the vocabulary.
         """
+        logits, finite = self._launch(slices, progress, None)
+        faulty = () if finite is None else _faulty(slices, finite.tolist())
+        return Computed(logits, frozenset(faulty))
+
+    def captured(self, slices: Sequence[Slice]) -> bool:
+        """Whether a step of these is replayed from a CUDA graph."""
+        return self._graphs is not None and self._graphs.fits(slices)
+
+    @torch.inference_mode()
+    def launch(self, slices: Sequence[Slice], drawn: torch.Tensor | None = None) -> torch.Tensor:
+        """The logits of a step of decodes, in force until the next one, without waiting for the device. Those
+        of a row that is not finite are NaN. `drawn`: as of `StepInputs`."""
+        return self._launch(slices, lambda: None, drawn)[0]
+
+    def _launch(
+        self, slices: Sequence[Slice], progress: Callable[[], None], drawn: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         for piece in slices:
             if max(piece.token_ids) >= self.vocab_size:
                 raise ValueError(
@@ -189,10 +206,9 @@ class ModelRunner:
                 )
         states = [(piece.state, piece.start) for piece in slices if piece.state is not None]
         enter_states(self._caches, states)
-        logits, finite = self._compute(slices, progress)
+        computed = self._compute(slices, progress, drawn)
         leave_states(self._caches, [state for state, _ in states])
-        faulty = () if finite is None else _faulty(slices, finite.tolist())
-        return Computed(logits, frozenset(faulty))
+        return computed
 
     def capture(self, captured: Callable[[int], bool], progress: Progress) -> None:
         """Captures decode steps in CUDA graphs, of the sizes for which `captured` is true."""
@@ -207,26 +223,28 @@ class ModelRunner:
         return self._experts.take()
 
     def _compute(
-        self, slices: Sequence[Slice], progress: Callable[[], None]
+        self, slices: Sequence[Slice], progress: Callable[[], None], drawn: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of the slices that sample, and whether the hidden states of each row are finite; None: their
         logits show it, which the sampler looks at."""
         if self._graphs is not None and self._graphs.fits(slices):
-            decoded = self._graphs.run(slices)
+            decoded = self._graphs.run(slices, drawn)
             rows = [row for row, piece in enumerate(slices) if piece.sample]
             if len(rows) == len(slices):
                 # A norm makes NaN of what is not finite. So the device need not be waited for twice.
                 return decoded.logits, None
             return decoded.logits[rows], decoded.finite
-        hidden = self._forward(slices, progress)
+        hidden = self._forward(slices, progress, drawn)
         ends = accumulate(len(piece.token_ids) for piece in slices)
         sampled = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
         chosen = torch.tensor(sampled, dtype=torch.int64, device=self._place.device)
         return self._model.logits(hidden[chosen]), hidden.isfinite().all(dim=-1)
 
-    def _forward(self, slices: Sequence[Slice], progress: Callable[[], None]) -> torch.Tensor:
+    def _forward(
+        self, slices: Sequence[Slice], progress: Callable[[], None], drawn: torch.Tensor | None
+    ) -> torch.Tensor:
         """Hidden states; now and then with an eye on the experts."""
-        context = self._inputs.context(slices)
+        context = self._inputs.context(slices, drawn=drawn)
         if not self._experts.due():
             return self._model.forward(context, progress)
         ops = self._model.ops

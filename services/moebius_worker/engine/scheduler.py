@@ -21,6 +21,10 @@ been waiting in the middle of a text. One whose deadline passes before it was ev
 
 A quarantined request is computed in steps of its own. When both kinds have work, their steps alternate,
 and several quarantined requests take turns.
+
+While a step of decodes is under way, the next one can be planned `ahead` of its tokens, if it will be nothing
+but one token more of the same requests. Those for which the first step's token turns out to be the last are
+computed in vain in the second. Whoever ends while steps hold it leaves the caches at the end of the last one.
 """
 
 from bisect import insort
@@ -56,7 +60,8 @@ class History:
 
 
 class Scheduler:
-    """Takes requests, plans steps, turns sampled tokens into outputs. Not thread safe; one step at a time.
+    """Takes requests, plans steps, turns sampled tokens into outputs. Not thread safe; one step at a time,
+    and one that is planned ahead.
 
     The cycle is `plan = schedule()`, compute it, then `complete(plan, sampled)`, or `fail(plan.handles)` if
     computing it raised. `add` and `cancel` may be called at any moment.
@@ -79,6 +84,11 @@ class Scheduler:
         self._plan = StepPlan(())
         # The requests of `_plan` whose slices have neither been completed nor failed.
         self._in_step: dict[int, RequestState] = {}
+        # The step that was planned ahead of its completion, and the requests of that.
+        self._next_plan = StepPlan(())
+        self._in_next: dict[int, RequestState] = {}
+        # Since the last look at the waiting requests something came or went.
+        self._look = False
         self._quarantine_next = False
         self._preemptions = 0
         self._cached_tokens = 0
@@ -103,40 +113,40 @@ class Scheduler:
         )
         self._requests[request.handle] = state
         self._waiting.add(state)
+        self._look = True
 
     def cancel(self, handle: int) -> bool:
         """Ends a request without another output; False when there is no such request (any more).
 
-        Its pages are free at once, or, if a step with it is under way, at that step's end; until then its
+        Its pages are free at once, or, if steps with it are under way, at the end of the last; until then its
         handle stays taken.
         """
         state = self._requests.get(handle)
-        if state is None or state.cancelled:
+        if state is None or state.over:
             return False
-        self._withdraw(state)
-        if handle in self._in_step:
-            state.cancelled = True
-        else:
-            self._forget(state)
+        self._end(state)
         return True
 
-    def fail(self, handles: Iterable[int]) -> None:
+    def fail(self, handles: Iterable[int]) -> list[int]:
         """Forgets requests after a step with them raised. Nothing that the step was writing is reused.
 
         If some of a step's requests failed alone (their sampling raised, say), the step is still to be
-        completed for the others.
+        completed for the others; if one was planned ahead of it, in any case. Returns those that were not
+        over before.
         """
+        failed: list[int] = []
         for handle in handles:
             state = self._requests.get(handle)
             if state is None:
                 continue
             self._in_step.pop(handle, None)
-            if not state.cancelled:
-                self._withdraw(state)
-            self._forget(state, sound=False)
+            if not state.over:
+                failed.append(handle)
+            self._end(state, sound=False)
+        return failed
 
     def history(self, handle: int) -> History:
-        """KeyError when there is no such request. One cancelled during a step is there until its end."""
+        """KeyError when there is no such request. One that ends during a step is there until its end."""
         state = self._requests[handle]
         return History(state.prompt_ids, state.outputs, state.request)
 
@@ -164,22 +174,48 @@ class Scheduler:
         self._plan = StepPlan(self._compose(), refused)
         return self._plan
 
+    def ahead(self, now: float) -> StepPlan | None:
+        """Plans the step after the one under way. `complete` takes them in order, with one token a slice.
+
+        None if it has to wait: one is planned already; the step under way is not of decodes alone; somebody
+        may be admitted after it, or is quarantined; or there are no pages without taking them from others.
+        """
+        in_step, running, cache = self._in_step, self._running, self._cache
+        if self._in_next or not all(
+            len(piece.token_ids) == 1 and piece.sample for piece in self._plan.slices
+        ):
+            return None
+        if any(state.quarantined or state.handle not in in_step for state in running):
+            return None
+        going_on = [state for state in running if len(state.tokens) + 1 < state.limit]
+        if not going_on or (self._waiting and (self._look or len(going_on) < len(running))):
+            return None
+        missing = sum(cache.pages_for(len(state.tokens) + 1) - len(state.table.pages) for state in going_on)
+        if missing > cache.available:
+            return None
+        self._steps += 1
+        rows = {handle: row for row, handle in enumerate(self._plan.handles)}
+        self._in_next = {state.handle: state for state in going_on}
+        slices = tuple(self._slice_ahead(state, rows[state.handle]) for state in going_on)
+        self._next_plan = StepPlan(slices, self._expire(now))
+        return self._next_plan
+
     def complete(
         self, plan: StepPlan, sampled: Mapping[int, Sequence[int]], ended: Collection[int] = ()
     ) -> list[Output]:
         """Takes the tokens sampled for each slice of `plan` with `sample`: one, or several if speculated.
 
-        Requests in `ended` end with them: their texts are whole. Cancelled and failed requests need none.
-        RuntimeError when `plan` is not the last one, ValueError (and nothing changed) when a request's tokens
-        are missing.
+        Requests in `ended` end with them: their texts are whole. Those that are over or failed need none.
+        RuntimeError when `plan` is not that of the step under way, ValueError (and nothing changed) when a
+        request's tokens are missing.
         """
         if plan is not self._plan:
-            raise RuntimeError("the plan is not that of the last step")
+            raise RuntimeError("the plan is not that of the step under way")
         in_step = self._in_step
         for piece in plan.slices:
             if piece.sample and not sampled.get(piece.handle):
                 state = in_step.get(piece.handle)
-                if state and not state.cancelled:
+                if state and not state.over:
                     raise ValueError(f"no token was sampled for request {piece.handle}")
         outputs: list[Output] = []
         commit = self._cache.commit
@@ -188,16 +224,20 @@ class Scheduler:
             if state is None:
                 continue
             end = start + len(token_ids)
-            state.advance_to(end)
-            commit(state.table, state.tokens, end)
-            if state.cancelled:
-                self._forget(state)
+            # Unless it was over before its token, of which this step was planned ahead, was taken.
+            known = end <= len(state.tokens)
+            if known:
+                state.advance_to(end)
+                commit(state.table, state.tokens, end)
+            if state.over:
+                self._end(state, sound=known)
             elif sample:
                 output = state.accept(sampled[handle], whole=handle in ended)
                 outputs.append(output)
                 if output.finish is not None:
-                    self._withdraw(state)
-                    self._forget(state)
+                    self._end(state)
+        if self._in_next:
+            self._plan, self._in_step, self._in_next = self._next_plan, self._in_next, {}
         return outputs
 
     def _expire(self, now: float) -> tuple[tuple[int, Rejected], ...]:
@@ -212,6 +252,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Moves waiting requests to the running ones, as the module's docstring tells."""
+        self._look = False
         if not self._waiting or len(self._running) >= self._places:
             return
         cache = self._cache
@@ -250,7 +291,7 @@ class Scheduler:
         return state.need <= headroom
 
     def _start(self, state: RequestState) -> None:
-        state.running = state.begun = True
+        state.running = state.begun = self._look = True
         # Among quarantined requests it joins the end of the round.
         state.last_step = self._steps
         insort(self._running, state, key=attrgetter("rank"))
@@ -341,6 +382,13 @@ class Scheduler:
             self._cache.state_step(table, end) if self._has_states else None,
         )
 
+    def _slice_ahead(self, state: RequestState, row: int) -> Slice:
+        """Of the token that is drawn from `row`. No snapshot is due: those are made of prompts."""
+        position, table = len(state.tokens), state.table
+        self._cache.grow(table, position + 1)
+        state.last_step = self._steps
+        return Slice(state.handle, (~row,), position, table.pages, True, table.window_pages, table.state_step)
+
     # ---- changes of state ---------------------------------------------------------------------------
 
     def _preempt(self, state: RequestState) -> None:
@@ -354,7 +402,15 @@ class Scheduler:
 
     def _withdraw(self, state: RequestState) -> None:
         (self._running if state.running else self._waiting).remove(state)
-        state.running = False
+        state.running, self._look = False, True
+
+    def _end(self, state: RequestState, *, sound: bool = True) -> None:
+        """It is forgotten at the end of the last step that holds it."""
+        if not state.over:
+            self._withdraw(state)
+            state.over = True
+        if state.handle not in self._in_step and state.handle not in self._in_next:
+            self._forget(state, sound=sound)
 
     def _forget(self, state: RequestState, *, sound: bool = True) -> None:
         """`sound`: what it has computed is right."""

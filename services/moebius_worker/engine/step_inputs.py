@@ -16,9 +16,12 @@ from moebius_worker.engine.types import Slice
 
 
 class StepInputs(Protocol):
-    def context(self, slices: Sequence[Slice], *, pad_to: int = 0) -> StepContext:
+    def context(
+        self, slices: Sequence[Slice], *, pad_to: int = 0, drawn: torch.Tensor | None = None
+    ) -> StepContext:
         """In force until the next one is asked for. `pad_to`: a step of decodes is filled up to so many rows
-        that do not exist."""
+        that do not exist. `drawn`: if the step is planned ahead, the ids int64 [N] on the device that were
+        drawn in the step before."""
         ...
 
 
@@ -41,14 +44,19 @@ class HostInputs:
     ) -> None:
         self._specs, self._caches, self._layout, self._place = specs, caches, layout, place
 
-    def context(self, slices: Sequence[Slice], *, pad_to: int = 0) -> StepContext:
+    def context(
+        self, slices: Sequence[Slice], *, pad_to: int = 0, drawn: torch.Tensor | None = None
+    ) -> StepContext:
         assert pad_to == 0
         device = self._place.device
+        token_ids = torch.tensor([token for piece in slices for token in piece.token_ids], device=device)
+        if drawn is not None:
+            token_ids = drawn[~token_ids]
         states: StatePlan | None = None
         if self._specs.states:
             states = plan_states(_spans(slices, None), _slots(slices), device)
         return StepContext(
-            torch.tensor([token for piece in slices for token in piece.token_ids], device=device),
+            token_ids,
             torch.tensor([at for piece in slices for at in range(piece.start, piece.end)], device=device),
             {
                 window: plan_attention(
@@ -101,12 +109,17 @@ class DeviceInputs:
         # What `absent` says: so many rows exist, of so many.
         self._existing = (0, 0)
 
-    def context(self, slices: Sequence[Slice], *, pad_to: int = 0) -> StepContext:
+    def context(
+        self, slices: Sequence[Slice], *, pad_to: int = 0, drawn: torch.Tensor | None = None
+    ) -> StepContext:
         tokens = [token for piece in slices for token in piece.token_ids]
         positions = [at for piece in slices for at in range(piece.start, piece.end)]
         padding = [0] * max(0, pad_to - len(tokens))
         rows = len(tokens) + len(padding)
         self._send(self._rows[: 2 * rows], tokens + padding + positions + padding)
+        if drawn is not None:
+            taken = self._rows[: len(tokens)]
+            taken.copy_(drawn.index_select(0, ~taken))
         if pad_to and self._existing != (len(tokens), rows):
             self._existing = len(tokens), rows
             self._send(self.absent[:rows], [False] * len(tokens) + [True] * len(padding))

@@ -74,6 +74,8 @@ class Slice(NamedTuple):
     reaches past the last position of the slice. Keys and values of all positions below `start` are in it.
     `window_pages` is the same for the layers that look back a window only, with -1 for pages that lie
     before it; empty if the model has no such layers. `state`: None if it has no linear-attention layers.
+    In a step that is planned ahead of the one before, `token_ids` is `(~row,)`: what is drawn from that row
+    of its logits.
     """
 
     handle: int
@@ -131,14 +133,35 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """How one row of logits is sampled. `output_ids`: all generated before; `banned`: ids not allowed now;
-    `allowed`: if there is a grammar, those that it allows (and then the banned ones are taken off it)."""
+    """How one row of logits is sampled. `output_ids`: all generated before, but for `unknown` ones that the
+    host has not seen yet; `banned`: ids not allowed now; `allowed`: if there is a grammar, those that it
+    allows (and then the banned ones are taken off it)."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
     banned: frozenset[int] = frozenset()
     allowed: "MaskRow | None" = None
+    unknown: int = 0
+
+    @property
+    def position(self) -> int:
+        """How many ids are generated before."""
+        return len(self.output_ids) + self.unknown
+
+    @property
+    def plain(self) -> bool:
+        """Only its logits, parameters and position count, and only its token is asked for."""
+        params = self.params
+        return not (
+            self.banned
+            or self.allowed is not None
+            or params.logprobs is not None
+            or params.logit_bias
+            or params.repetition_penalty != 1
+            or params.presence_penalty
+            or params.frequency_penalty
+        )
 
 
 @dataclass(frozen=True, slots=True)

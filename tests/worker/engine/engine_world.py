@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import (
 )
 
 from moebius_kernels.kv_pages import KvFormat
+from moebius_kernels.operations import REFERENCE, Draw
 from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
@@ -25,9 +27,11 @@ from moebius_worker.engine.grammar.compiler import GrammarCompiler
 from moebius_worker.engine.grammar.grammars import Grammars
 from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.memory import Demand, MemoryPlan
+from moebius_worker.engine.run_ahead import RunAhead
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
-from moebius_worker.engine.sampler import sample
+from moebius_worker.engine.sampler import choose, sample
 from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.types import Slice
 from tests.worker.engine.models.harness import write_random
 from tests.worker.engine.models.qwen_world import EXPERTS, SCALES
 from tests.worker.engine.models.qwen_world import SIZES as QWEN_SIZES
@@ -108,10 +112,22 @@ class Seen:
         return bool(self.finish) or self.error is not None
 
 
-class Engine:
-    """`settings`: of `SchedulerConfig`, beside what the runner's memory plan says."""
+def decodes(slices: Sequence[Slice]) -> bool:
+    return all(len(piece.token_ids) == 1 for piece in slices)
 
-    def __init__(self, runner: ModelRunner, **settings: Any) -> None:
+
+class Engine:
+    """`settings`: of `SchedulerConfig`, beside what the runner's memory plan says. `ahead`: all decodes are
+    launched, as they are on a GPU."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        ahead: bool = False,
+        draw_tokens: Draw = REFERENCE.draw_tokens,
+        **settings: Any,
+    ) -> None:
         settings = {"max_running": 4, "max_step_tokens": 16, "max_waiting": 64} | settings
         self.runner, self.pipe = runner, NoPipe()
         config = SchedulerConfig(runner.layout, max_model_len=runner.max_model_len, **settings)
@@ -120,11 +136,12 @@ class Engine:
             self.pipe,
             runner,
             Scheduler(config),
-            sample,
+            partial(sample, draw_tokens=draw_tokens),
             grammars,
             max_running=config.places,
             eos_token_ids=[],
             faults=FaultInjector(()),
+            ahead=RunAhead(runner, decodes, partial(choose, draw_tokens=draw_tokens)) if ahead else None,
         )
         self.seen: dict[int, Seen] = {}
         self.incoming: list[engine_pb2.FrontFrame] = []

@@ -145,16 +145,19 @@ class World:
     def begin(self) -> StepPlan:
         plan = self.scheduler.schedule(self.now)
         self.steps += 1
+        self._check_refused(plan)
+        self._check_plan(plan)
+        self.audit()
+        self.audit_writers(plan)
+        return plan
+
+    def _check_refused(self, plan: StepPlan) -> None:
         for handle, refusal in plan.refused:
             assert refusal.reason == "DEADLINE"
             assert self.requests[handle].deadline <= self.now
             assert not self.work[handle], "it was computed"
             self.expired.append(handle)
             self._drop(handle)
-        self._check_plan(plan)
-        self.audit()
-        self.audit_writers(plan)
-        return plan
 
     def end(self, plan: StepPlan, failed: Sequence[int] = ()) -> list[Output]:
         """The step is computed; the sampling of the requests in `failed` raises."""
@@ -173,6 +176,13 @@ class World:
 
     def fail(self, plan: StepPlan) -> None:
         """The step raises, after it has written nonsense to every page that it may write."""
+        self._spoil(plan)
+        self.scheduler.fail(plan.handles)
+        for handle in plan.handles:
+            self._drop(handle)
+        self.audit()
+
+    def _spoil(self, plan: StepPlan) -> None:
         for piece in plan.slices:
             for position in range(piece.start, piece.end):
                 self._write(piece, position, "nonsense")
@@ -180,10 +190,6 @@ class World:
                 self.states[piece.state.slot] = "nonsense"
                 if piece.state.save is not None:
                     self.states[piece.state.save] = "nonsense"
-        self.scheduler.fail(plan.handles)
-        for handle in plan.handles:
-            self._drop(handle)
-        self.audit()
 
     def has_work(self) -> bool:
         stats = self.scheduler.stats()
@@ -279,24 +285,27 @@ class World:
         quarantined = [handle for handle in plan.handles if self.requests[handle].quarantined]
         assert not quarantined or len(plan.slices) == 1
         for piece in plan.slices:
-            tokens = self.tokens[piece.handle]
-            assert piece.token_ids
-            assert piece.token_ids == tuple(tokens[piece.start : piece.end])
-            assert piece.sample == (piece.end == len(tokens))
-            # Pages for what is computed, and none ahead of it.
-            assert len(piece.pages) == -(-piece.end // size)
+            self._check_slice(piece)
             self._check_side(piece)
             if piece.start < self.computed[piece.handle]:
                 self.restarts += 1
             if piece.start != self.computed[piece.handle]:
                 assert piece.start % size == 0, "only whole pages are skipped or kept"
             self.computed[piece.handle] = piece.end
-            self.work[piece.handle] += len(piece.token_ids)
         assert self.restarts <= self.scheduler.stats().preemptions
         running = self.scheduler._running
         assert len(running) <= self.config.max_running
         if running:
             self._check_oldest(running[0].request.handle, plan)
+
+    def _check_slice(self, piece: Slice) -> None:
+        tokens = self.tokens[piece.handle]
+        assert piece.token_ids
+        assert piece.token_ids == tuple(tokens[piece.start : piece.end])
+        assert piece.sample == (piece.end == len(tokens))
+        # Pages for what is computed, and none ahead of it.
+        assert len(piece.pages) == -(-piece.end // self.layout.page_size)
+        self.work[piece.handle] += len(piece.token_ids)
 
     def _check_side(self, piece: Slice) -> None:
         if self.layout.window is None:
@@ -329,10 +338,10 @@ class World:
         running, waiting = scheduler._running, list(scheduler._waiting)
         assert [state.rank for state in running] == sorted({state.rank for state in running})
         assert [state.rank for state in waiting] == sorted({state.rank for state in waiting})
-        cancelled = {handle for handle, state in scheduler._requests.items() if state.cancelled}
-        assert cancelled <= set(scheduler._in_step)
-        assert {state.request.handle for state in running + waiting} | cancelled == set(scheduler._requests)
-        assert len(running) + len(waiting) + len(cancelled) == len(states)
+        over = {handle for handle, state in scheduler._requests.items() if state.over}
+        assert over <= {*scheduler._in_step, *scheduler._in_next}
+        assert {state.request.handle for state in running + waiting} | over == set(scheduler._requests)
+        assert len(running) + len(waiting) + len(over) == len(states)
         assert all(not state.table.pages and not state.computed for state in waiting)
         if self.layout.state_slots:
             assert all((state.table.slot is None) == (state in waiting) for state in states)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from llguidance import LLTokenizer
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models
 
 from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
@@ -134,6 +134,8 @@ def letters() -> LLTokenizer:
     """Token n spells the letter n, from A on."""
     vocabulary = [chr(ord("A") + token_id) for token_id in range(VOCAB)]
     tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(vocabulary)}, unk_token="A"))
+    # Grammars need to know.
+    tokenizer.decoder = decoders.ByteLevel()
     return LLTokenizer(tokenizer.to_str(), n_vocab=VOCAB, eos_token=[EOS])
 
 

@@ -290,7 +290,7 @@ def test_one_step_at_a_time():
     plan = scheduler.schedule(0)
     with pytest.raises(RuntimeError, match="not complete"):
         scheduler.schedule(0)
-    with pytest.raises(RuntimeError, match="not that of the last step"):
+    with pytest.raises(RuntimeError, match="not that of the step under way"):
         scheduler.complete(StepPlan(plan.slices), {1: [2]})
     with pytest.raises(ValueError, match="no token was sampled for request 1"):
         scheduler.complete(plan, {})

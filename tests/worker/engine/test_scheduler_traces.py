@@ -97,7 +97,7 @@ class Trace:
         live = sorted(self.world.scheduler._requests)
         if live:
             handle = live[(index or 0) % len(live)]
-            fresh = not self.world.scheduler._requests[handle].cancelled
+            fresh = not self.world.scheduler._requests[handle].over
             assert self.world.cancel(handle) == fresh
             assert not self.world.cancel(handle)
 

@@ -1,0 +1,37 @@
+"""Steps whose tokens are still on the device: inputs of both kinds find them in the rows that slices name."""
+
+import pytest
+import torch
+
+from moebius_worker.engine.cache.layout import CacheLayout
+from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec
+from moebius_worker.engine.models.parameters import Place
+from moebius_worker.engine.step_inputs import DeviceInputs, HostInputs, StepInputs
+from moebius_worker.engine.types import Slice
+
+LAYOUT = CacheLayout(page_size=4, num_pages=8)
+PLACE = Place(torch.device("cpu"), torch.float32)
+
+
+def inputs(kind: str) -> StepInputs:
+    specs = CacheSpecs()
+    specs.add(KvSpec(kv_heads=1, key_dim=16, value_dim=16))
+    if kind == "host":
+        return HostInputs(specs, (), LAYOUT, PLACE)
+    return DeviceInputs(specs, (), LAYOUT, PLACE, max_requests=4, max_rows=8, max_model_len=32)
+
+
+@pytest.mark.parametrize(("kind", "pad_to"), [("host", 0), ("device", 0), ("device", 4)])
+def test_tokens_that_were_drawn_in_the_step_before(kind: str, pad_to: int) -> None:
+    made = inputs(kind)
+    drawn = torch.tensor([70, 71, 72, 73])
+    slices = [
+        Slice(handle, (~row,), 5, (2 * row, 2 * row + 1), sample=True) for handle, row in ((9, 3), (4, 1))
+    ]
+    context = made.context(slices, pad_to=pad_to, drawn=drawn)
+    assert context.token_ids.tolist() == [73, 71] + [0] * (pad_to - 2)
+    assert context.positions.tolist()[:2] == [5, 5]
+    assert drawn.tolist() == [70, 71, 72, 73]
+    # The next one has tokens of its own again.
+    slices = [piece._replace(token_ids=(30 + piece.handle,)) for piece in slices]
+    assert made.context(slices, pad_to=pad_to).token_ids.tolist()[:2] == [39, 34]
