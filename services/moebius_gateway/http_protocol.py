@@ -7,17 +7,20 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from moebius_gateway import chunk_writer
 from moebius_gateway.api.errors import ApiError
+from moebius_gateway.chunk_writer import ChunkBatch, ChunkWriter
 
 # Seconds in which a request's headers must have come, from its first byte on.
 HEAD_SECONDS = 30.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Limits are those of a subclass; see `bounded`."""
+    """Limits and chunks are those of a subclass; see `bounded`."""
 
     max_bytes: int
     max_headers: int
+    chunks: ChunkBatch
 
     # Bytes that came for the head of a request; None outside of one. What came together with its first byte,
     # which may be requests before it, is not counted.
@@ -66,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        cycle.scope[chunk_writer.KEY] = ChunkWriter(cycle, self.chunks)  # type: ignore[literal-required]
         super()._start_asgi_task(cycle, app)
 
     def _end_head(self) -> None:
@@ -93,7 +97,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def bounded(max_bytes: int, max_headers: int) -> type[BoundedProtocol]:
     """`max_bytes`: of URL and headers together."""
-    return type("Protocol", (BoundedProtocol,), {"max_bytes": max_bytes, "max_headers": max_headers})
+    own = {"max_bytes": max_bytes, "max_headers": max_headers, "chunks": ChunkBatch()}
+    return type("Protocol", (BoundedProtocol,), own)
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from moebius_common.build_info import tell_build
+from moebius_gateway.plain_metrics import PlainBuckets, PlainCount, PlainCounter, PlainHistogram
 from moebius_gateway.types import Reason
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -61,22 +62,18 @@ class GatewayMetrics:
             ["model"],
             registry=registry,
         )
-        self.generated_tokens = Counter(
-            name("generated_tokens_total"), "Tokens generated", ["model"], registry=registry
-        )
-        self._first_token = Histogram(
+        self._generated_tokens = PlainCounter(name("generated_tokens_total"), "Tokens generated", registry)
+        self._first_token = PlainHistogram(
             name("time_to_first_token_seconds"),
             "From the request's arrival to a sequence's first token",
-            ["model"],
-            buckets=FIRST_TOKEN_SECONDS,
-            registry=registry,
+            FIRST_TOKEN_SECONDS,
+            registry,
         )
-        self._inter_token = Histogram(
+        self._inter_token = PlainHistogram(
             name("inter_token_latency_seconds"),
             "Between deliveries of tokens of one sequence",
-            ["model"],
-            buckets=INTER_TOKEN_SECONDS,
-            registry=registry,
+            INTER_TOKEN_SECONDS,
+            registry,
         )
         self._request = Histogram(
             name("request_seconds"),
@@ -94,11 +91,10 @@ class GatewayMetrics:
 
     def serves(self, model: str) -> None:
         """Makes the model's series exist."""
-        for metric in (
-            *(self._generations, self.prompt_tokens, self.cached_tokens, self.generated_tokens),
-            *(self._first_token, self._inter_token),
-        ):
+        for metric in (self._generations, self.prompt_tokens, self.cached_tokens):
             metric.labels(model)
+        for plain in (self._generated_tokens, self._first_token, self._inter_token):
+            plain.of(model)
         for stream in ("true", "false"):
             self._request.labels(model, stream)
 
@@ -111,9 +107,9 @@ class GatewayMetrics:
     def generation(self, model: str, arrived: float) -> Iterator["TokenClock"]:
         """Spans a sequence's generation; `arrived` is on the clock of time.perf_counter()."""
         clock = TokenClock(
-            self._first_token.labels(model),
-            self._inter_token.labels(model),
-            self.generated_tokens.labels(model),
+            self._first_token.of(model),
+            self._inter_token.of(model),
+            self._generated_tokens.of(model),
             arrived,
         )
         with self._generations.labels(model).track_inprogress():
@@ -126,7 +122,9 @@ class GatewayMetrics:
 class TokenClock:
     """Times the deliveries of one sequence."""
 
-    def __init__(self, first: Histogram, between: Histogram, tokens: Counter, arrived: float) -> None:
+    def __init__(
+        self, first: PlainBuckets, between: PlainBuckets, tokens: PlainCount, arrived: float
+    ) -> None:
         self._histogram = first
         self._between = between
         self._tokens = tokens
@@ -136,4 +134,4 @@ class TokenClock:
         now = time.perf_counter()
         self._histogram.observe(now - self._last)
         self._histogram, self._last = self._between, now
-        self._tokens.inc(count)
+        self._tokens.value += count

@@ -44,10 +44,8 @@ def decide(record: Record, failure: Failure | None, workers: Sequence[WorkerView
     `failure` is its last one, already noted in the record; None if it had none. The same question is
     asked again whenever something changes while it waits.
     """
-    if failure is not None and (error := _verdict(record, failure)):
-        return Fail(error)
-    if now >= record.generation.deadline:
-        return Fail(too_late(record))
+    if fail := foregone(record, failure, now):
+        return fail
     ready = [worker for worker in workers if worker.serves(record.model, record.length)]
     if able := [worker for worker in ready if worker.admits(now) and _resumes(record, worker) <= now]:
         return Place(_liked_best(record, able) if record.marks else tuple(able))
@@ -55,6 +53,13 @@ def decide(record: Record, failure: Failure | None, workers: Sequence[WorkerView
         return Fail(overload)
     times = [max(_resumes(record, worker), worker.ejected_until) for worker in ready]
     return Wait(min([record.generation.deadline, *(time for time in times if time > now)]))
+
+
+def foregone(record: Record, failure: Failure | None, now: float) -> Fail | None:
+    """What is decided whatever the workers are like."""
+    if failure is not None and (error := _verdict(record, failure)):
+        return Fail(error)
+    return Fail(too_late(record)) if now >= record.generation.deadline else None
 
 
 def too_late(record: Record) -> GenerationError:

@@ -75,9 +75,13 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tokens:
-    """New tokens of a generation. The stop token that ended it, if one did, is the last of them."""
+    """New tokens of a generation. The stop token that ended it, if one did, is the last of them.
+
+    Nobody changes one. It is not frozen because making one would take twice as long, as often as a token
+    comes.
+    """
 
     token_ids: tuple[int, ...]
     # As many as `token_ids` when asked for; else empty.

@@ -21,8 +21,9 @@ async def measure(running: Gateway, streams: int, tokens: int) -> str:
     bodies = [chat(tokens, seed=seed) for seed in range(streams)]
     answers = await asyncio.gather(*(stream(running, body) for body in bodies))
     cpu, wall = running.cpu_seconds() - before, loop.time() - begun
-    if not all(answer.done for answer in answers):
-        raise RuntimeError("some streams did not end")
+    if broken := [answer for answer in answers if not answer.done]:
+        one = broken[0]
+        raise RuntimeError(f"{len(broken)} streams did not end well; one has {one.status}, {one.tail!r}")
     total = streams * tokens
     events = sum(answer.chunks for answer in answers)
     return (

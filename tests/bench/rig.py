@@ -69,17 +69,27 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def gateway(workers: Sequence[str], *flags: str, profile: Path | None = None) -> AsyncIterator[Gateway]:
-    """Yields when all workers are ready. `profile`: where to leave what cProfile saw."""
+async def gateway(
+    workers: Sequence[str],
+    *flags: str,
+    profile: Path | None = None,
+    module: Sequence[str] = ("moebius_gateway",),
+    cpus: set[int] | None = None,
+) -> AsyncIterator[Gateway]:
+    """Yields when all workers are ready. `profile`: where to leave what cProfile saw. `module`: what to run
+    with `python -m`, and its first arguments. `cpus`: where alone it may run."""
     port, admin = free_port(), f"127.0.0.1:{free_port()}"
-    module = ["-m", "moebius_gateway"]
+    program = ["-m", *module]
     if profile is not None:
-        module = ["-m", "cProfile", "-o", str(profile), *module]
+        program = ["-m", "cProfile", "-o", str(profile), *program]
     process = await asyncio.create_subprocess_exec(
-        *dies_with_us(sys.executable, *module),
+        *dies_with_us(sys.executable, *program),
         *("--listen", f"127.0.0.1:{port}", "--admin-listen", admin, "--workers", ",".join(workers)),
         *("--log-level", "error", *flags),
     )
+    if cpus is not None:
+        # It has one thread yet; those to come inherit this.
+        os.sched_setaffinity(process.pid, cpus)
     running = Gateway("127.0.0.1", port, admin, psutil.Process(process.pid))
 
     async def ready() -> bool:
@@ -166,6 +176,12 @@ async def at_rate(rate: float, seconds: float, send: Callable[[int], Awaitable[N
         task.add_done_callback(tasks.discard)  # type: ignore[arg-type]
     await asyncio.gather(*tasks)
     return count
+
+
+def cpus_apart() -> tuple[set[int], set[int]]:
+    """One CPU for the gateway, and all others for what loads it; the same for both where there is but one."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return {first}, set(others) or {first}
 
 
 def machine() -> str:

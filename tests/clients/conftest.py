@@ -42,7 +42,7 @@ def _stack(kind: str) -> Iterator[Api]:
     try:
         url = process.stdout.readline().strip()
         assert url, f"the stack did not start: {process.wait()}"
-        yield Api(url, httpx.get(f"{url}/v1/models").json()["data"][0]["id"])
+        yield Api(url, httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"])
     finally:
         process.stdin.close()
         process.wait(60)

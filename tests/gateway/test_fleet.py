@@ -5,20 +5,21 @@ import random
 import statistics
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebius_gateway.journal import Record
-from moebius_gateway.types import ModelInfo
+from moebius_gateway.journal import Failure, Record
+from moebius_gateway.types import ModelInfo, Reason
 from moebius_gateway.workers import routing
 from moebius_gateway.workers.dispatcher import DispatcherOptions
 from moebius_gateway.workers.fleet import SAMPLE, Fleet
 from moebius_gateway.workers.link import Link
-from moebius_gateway.workers.prefix_index import HOLDERS, LOOKS
-from moebius_gateway.workers.view import WorkerState, WorkerView
+from moebius_gateway.workers.prefix_index import HOLDERS
+from moebius_gateway.workers.view import Standing, WorkerState, WorkerView
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.gateway.dispatching import MODEL, Gateway, generation
 
@@ -34,11 +35,14 @@ class Fake:
     def view(self) -> WorkerView:
         return WorkerView(self.address, self.state, model=self.model)
 
+    def __post_init__(self) -> None:
+        self.standing = Standing(self.address)
+
 
 def fleet(*workers: Fake) -> Fleet:
     made = Fleet()
     for worker in workers:
-        made.update(worker, worker.view())
+        made.update(worker.standing, worker.view())
     return made
 
 
@@ -58,7 +62,9 @@ def test_of_many_some_and_those_that_have_the_prefix() -> None:
     chosen = names(of.candidates(MODEL, {"w7": 3, "gone": 9}))
     assert "w7" in chosen
     assert SAMPLE <= len(chosen) <= SAMPLE + 1
-    seen = Counter(name for _ in range(1000) for name in names(of.candidates(MODEL, {})))
+    draws = [names(of.candidates(MODEL, {})) for _ in range(1000)]
+    assert {len(draw) for draw in draws} == {SAMPLE}
+    seen = Counter(name for draw in draws for name in draw)
     assert len(seen) > 980, "each has its chance"
 
 
@@ -77,7 +83,7 @@ def test_it_is_what_the_last_word_of_each_worker_makes_it(
         before = worker.model if worker.state is not WorkerState.UNREACHABLE else None
         worker.state, worker.model = state, model
         now = model if state is not WorkerState.UNREACHABLE else None
-        assert of.update(worker, worker.view()) is (now != before)
+        assert of.update(worker.standing, worker.view()) is (now != before)
         for one in (MODEL, OTHER):
             ready = [w for w in workers if w.state is WorkerState.READY and w.model == one]
             assert names(of.ready(one)) == names(ready)
@@ -96,17 +102,14 @@ def attach(link: Link, number: int, load: int) -> None:
     link._changed()
 
 
-def fleet_of(count: int) -> Gateway:
+def fleet_of(count: int, busy: int = 64) -> Gateway:
+    """Workers that are ready, each with less than `busy` requests of others, or none."""
     addresses = tuple(f"10.0.{i // 250}.{i % 250}:1" for i in range(count))
-
-    async def build() -> Gateway:
-        built = Gateway(DispatcherOptions(workers=addresses))
-        rng = random.Random(1)
-        for number, link in enumerate(built._links.values()):
-            attach(link, number, rng.randrange(64))
-        return built
-
-    return asyncio.run(build())
+    built = Gateway(DispatcherOptions(workers=addresses))
+    rng = random.Random(1)
+    for number, link in enumerate(built._links.values()):
+        attach(link, number, rng.randrange(max(busy, 1)))
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -143,20 +146,55 @@ def test_a_decision_among_a_thousand_takes_below_200_microseconds() -> None:
     assert statistics.quantiles(costs, n=100)[98] < 200e-6
 
 
-def test_a_decision_looks_at_few(thousand: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked = 0
-    view = Link.view
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by an address whenever a worker is looked at, be it at its standing or its whole view."""
+    asked: list[str] = []
+    view, candidates = Link.view, Fleet.candidates
 
-    def counted(link: Link) -> WorkerView:
-        nonlocal looked
-        looked += 1
+    def counted_view(link: Link) -> WorkerView:
+        asked.append(link.address)
         return view(link)
 
-    monkeypatch.setattr(Link, "view", counted)
+    def counted(fleet: Fleet, model: ModelInfo, matched: Mapping[str, int]) -> Sequence[Standing]:
+        found = candidates(fleet, model, matched)
+        asked.extend(worker.address for worker in found)
+        return found
+
+    monkeypatch.setattr(Link, "view", counted_view)
+    monkeypatch.setattr(Fleet, "candidates", counted)
+    return asked
+
+
+def test_a_decision_looks_at_few(thousand: Gateway, looked: list[str]) -> None:
     for prompt in prompts(20):
-        looked = 0
+        looked.clear()
         asyncio.run(decide(thousand, prompt))
-        assert looked <= SAMPLE + HOLDERS * (LOOKS + 1)
+        assert len(looked) <= SAMPLE + 2 * HOLDERS
+
+
+async def test_those_that_lost_their_worker_look_at_few(thousand: Gateway, looked: list[str]) -> None:
+    """All that ran there decide in one moment."""
+    for prompt in prompts(20):
+        record = Record(generation(prompt), MODEL)
+        blocks = routing.prefix_blocks(prompt, MODEL.id)
+        home, _ = await decide(thousand, prompt)
+        failure = Failure(home.address, home.view().incarnation, Reason.ENGINE_DEAD, "died")
+        record.note(failure, time.monotonic())
+        looked.clear()
+        other = await thousand._place(record, failure, blocks)
+        assert other is not home
+        assert len(looked) <= SAMPLE + 2 * HOLDERS
+
+
+def test_as_many_requests_as_workers_are_spread_over_them() -> None:
+    async def run() -> int:
+        built = fleet_of(1000, busy=0)
+        for number in range(1000):
+            await decide(built, tuple(range(number, number + 40)))
+        return max(view.in_flight for view in built.workers())
+
+    assert asyncio.run(run()) <= 3
 
 
 def test_the_same_prefix_goes_where_it_went_while_others_come_and_go(thousand: Gateway) -> None:
@@ -171,7 +209,7 @@ def test_the_same_prefix_goes_where_it_went_while_others_come_and_go(thousand: G
                 gone._detach("gone")
             again, _ = await decide(thousand, (*prompt, number))
             assert again is home
-            home._attempts.clear()
+            home._cancel(1)
         # With its incarnation everything that is known of it goes.
         attach(home, 5000, 8)
         assert home.address not in thousand._prefixes.match(routing.prefix_blocks(prompt, MODEL.id))

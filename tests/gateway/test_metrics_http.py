@@ -6,10 +6,11 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from moebius_gateway.api.admin import build_admin_app
 from moebius_gateway.metrics import GENERATION_ROUTES
+from moebius_gateway.plain_metrics import PlainHistogram
 from moebius_gateway.types import Tokens
 from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, until_ready
 
@@ -52,6 +53,22 @@ async def test_tokens_and_times(fresh: Gateway) -> None:
     assert fresh.metric("moebius_gateway_time_to_first_token_seconds_count", model=MODEL.id) == 2
     assert fresh.metric("moebius_gateway_inter_token_latency_seconds_count", model=MODEL.id) == 8
     assert fresh.metric("moebius_gateway_request_seconds_count", model=MODEL.id, stream="false") == 1
+
+
+async def test_buckets_hold_what_is_at_most_their_bound() -> None:
+    registry = CollectorRegistry()
+    histogram = PlainHistogram("seconds", "Some times", (0.1, 1), registry)
+    for seconds in (0.05, 0.1, 0.3, 1, 7):
+        histogram.of("m").observe(seconds)
+    lines = generate_latest(registry).decode().splitlines()
+    assert lines[1:] == [
+        "# TYPE seconds histogram",
+        'seconds_bucket{le="0.1",model="m"} 2.0',
+        'seconds_bucket{le="1.0",model="m"} 4.0',
+        'seconds_bucket{le="+Inf",model="m"} 5.0',
+        'seconds_count{model="m"} 5.0',
+        'seconds_sum{model="m"} 8.45',
+    ]
 
 
 async def test_what_only_moves_on_faults_is_there_from_the_start(fresh: Gateway) -> None:

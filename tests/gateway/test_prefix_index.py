@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebius_gateway.workers.prefix_index import HOLDERS, PrefixIndex
-from moebius_gateway.workers.routing import BLOCK, prefix_blocks
+from moebius_gateway.workers.prefix_index import HOLDERS, LOOKS, PrefixIndex
+from moebius_gateway.workers.routing import AFFINITY_BLOCKS, BLOCK, prefix_blocks
 
 
 def blocks(count: int, start: int = 0) -> tuple[int, ...]:
@@ -73,3 +73,46 @@ def test_what_is_known_of_a_prompt_is_a_beginning_of_it(learnt: list[tuple[int, 
             there = [known._holders(block) != () for block in blocks(12, one * 1000)]
             assert there == sorted(there, reverse=True)
             assert known.match(blocks(12, one * 1000)) == ({"a": sum(there)} if any(there) else {})
+
+
+# Of five conversations, how much each has in common with the one before, and which worker got how much of it.
+families = st.tuples(
+    st.lists(st.integers(0, 80), min_size=5, max_size=5),
+    st.lists(st.tuples(st.integers(0, HOLDERS - 1), st.integers(0, 4), st.integers(1, 80)), max_size=12),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(families)
+def test_all_that_have_some_of_it_are_found_about_as_deep_as_they_have_it(
+    family: tuple[list[int], list[tuple[int, int, int]]],
+) -> None:
+    shared, learnt = family
+    known = index(100_000, **{f"i{worker}": f"w{worker}" for worker in range(HOLDERS)})
+    prompts: list[tuple[int, ...]] = [()]
+    for number, common in enumerate(shared):
+        own = range(1000 * number, 1000 * number + 80 - common)
+        prompts.append((*prompts[-1][:common], *own))
+    # Each token stands for a block.
+    whole = [prefix_blocks([token for token in prompt for _ in range(BLOCK)]) for prompt in prompts]
+    for worker, prompt, length in learnt:
+        known.learn(whole[prompt][:length], f"i{worker}")
+    for asked in whole:
+        found = known.match(asked)
+        has = {
+            f"w{worker}": max(
+                (
+                    len(set(asked) & set(whole[prompt][:length]))
+                    for by, prompt, length in learnt
+                    if by == worker
+                ),
+                default=0,
+            )
+            for worker in range(HOLDERS)
+        }
+        for address, count in has.items():
+            seen = found.get(address, 0)
+            assert seen <= count
+            assert min(count, AFFINITY_BLOCKS) - min(seen, AFFINITY_BLOCKS) <= AFFINITY_BLOCKS // LOOKS
+            if count == max(has.values()):
+                assert seen == count

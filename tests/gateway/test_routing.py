@@ -1,14 +1,12 @@
 """Which worker gets a request, and what is remembered to decide it."""
 
 from moebius_gateway.workers.health import FIRST_EJECTION, LONGEST_EJECTION, Health
-from moebius_gateway.workers.routing import AFFINITY_TOKENS, BLOCK, MAX_BLOCKS, pick, prefix_blocks
-from moebius_gateway.workers.view import WorkerState, WorkerView
+from moebius_gateway.workers.routing import AFFINITY_BLOCKS, BLOCK, MAX_BLOCKS, pick, prefix_blocks
+from moebius_gateway.workers.view import Standing, WorkerState, WorkerView
 
 
-def worker(address: str, load: int = 0, in_flight: int = 0, max_running: int = 8) -> WorkerView:
-    return WorkerView(
-        address, WorkerState.READY, load=load, in_flight=in_flight, max_running=max_running, incarnation="i"
-    )
+def worker(address: str, load: int = 0, in_flight: int = 0, max_running: int = 8) -> Standing:
+    return Standing(address, load, in_flight, max_running)
 
 
 def test_blocks_are_whole_and_depend_on_all_before() -> None:
@@ -29,27 +27,27 @@ def test_a_prompt_without_a_whole_block_has_none_and_a_huge_one_few() -> None:
 
 
 def test_the_least_loaded_is_picked_by_share_of_what_it_can_run() -> None:
-    assert pick([worker("a", load=3), worker("b", load=2)], {}).address == "b"
-    assert pick([worker("a", load=3, max_running=64), worker("b", load=2)], {}).address == "a"
+    assert pick([worker("a", load=3), worker("b", load=2)], {}) == "b"
+    assert pick([worker("a", load=3, max_running=64), worker("b", load=2)], {}) == "a"
 
 
 def test_a_cached_prefix_outweighs_some_load_but_not_any() -> None:
-    warm = {"a": AFFINITY_TOKENS // BLOCK}
-    assert pick([worker("a", load=3), worker("b")], warm).address == "a"
-    assert pick([worker("a", load=5), worker("b")], warm).address == "b"
-    assert pick([worker("a", load=3), worker("b")], {"a": MAX_BLOCKS}).address == "a"
-    assert pick([worker("a", load=5), worker("b")], {"a": MAX_BLOCKS}).address == "b"
+    warm = {"a": AFFINITY_BLOCKS}
+    assert pick([worker("a", load=3), worker("b")], warm) == "a"
+    assert pick([worker("a", load=5), worker("b")], warm) == "b"
+    assert pick([worker("a", load=3), worker("b")], {"a": MAX_BLOCKS}) == "a"
+    assert pick([worker("a", load=5), worker("b")], {"a": MAX_BLOCKS}) == "b"
 
 
 def test_a_short_prefix_is_worth_little() -> None:
     short = {"a": 2}
-    assert pick([worker("a"), worker("b")], short).address == "a"
-    assert pick([worker("a", load=1), worker("b")], short).address == "b"
-    assert pick([worker("a", load=3), worker("b")], {"a": AFFINITY_TOKENS // BLOCK // 4}).address == "b"
+    assert pick([worker("a"), worker("b")], short) == "a"
+    assert pick([worker("a", load=1), worker("b")], short) == "b"
+    assert pick([worker("a", load=3), worker("b")], {"a": AFFINITY_BLOCKS // 4}) == "b"
 
 
 def test_ties_go_to_the_one_with_fewer_of_ours() -> None:
-    assert pick([worker("a", load=2, in_flight=2), worker("b", load=2, in_flight=1)], {}).address == "b"
+    assert pick([worker("a", load=2, in_flight=2), worker("b", load=2, in_flight=1)], {}) == "b"
 
 
 def test_one_death_changes_nothing_repeated_ones_bring_a_trial() -> None:

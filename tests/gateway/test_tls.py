@@ -11,6 +11,7 @@ import grpc
 import httpx
 import pytest
 
+from moebius_gateway import chunk_writer
 from moebius_gateway import tls as server_tls
 from moebius_gateway.http_protocol import bounded
 from moebius_gateway.server import Server, listen
@@ -26,8 +27,12 @@ from tests.ports import free_port
 
 
 async def hello(scope: dict, receive: object, send: object) -> None:  # type: ignore[type-arg]
+    """Says its scheme, the way that streams take."""
     await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[operator]
-    await send({"type": "http.response.body", "body": scope["scheme"].encode()})  # type: ignore[operator]
+    chunks = scope[chunk_writer.KEY]
+    assert chunks.write(scope["scheme"].encode())
+    chunks.flush()
+    await send({"type": "http.response.body"})  # type: ignore[operator]
 
 
 @asynccontextmanager

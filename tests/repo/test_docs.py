@@ -15,6 +15,7 @@ from moebius_gateway.app import build_app, build_services
 from moebius_gateway.settings import GatewaySettings
 from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
 from moebius_gateway.workers.metrics import DispatcherMetrics
+from moebius_kernels.jit.cache import CACHE_DIR
 from moebius_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,7 @@ def test_flags_that_are_named_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_environment_variables_that_are_named_exist(page: Path) -> None:
     known = {"MOEBIUS_STATE_DIR", "MOEBIUS_API_KEY", "MOEBIUS_TEST_VALUES", "MOEBIUS_TEST_URL", "MOEBIUS_LAB"}
+    known |= {CACHE_DIR}
     for settings in SETTINGS:
         prefix = settings.model_config["env_prefix"]
         known |= {(prefix + name).upper() for name in settings.model_fields}

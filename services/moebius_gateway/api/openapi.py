@@ -166,7 +166,8 @@ def document() -> Json:
 def _operation(path: str, operation: Operation, body: Any) -> Json:
     content = {"application/json": _named(operation.answer)}
     if operation.streams:
-        content |= {"text/event-stream": {"schema": {"type": "string"}}}
+        # No schema: to some readers it is that of the text, to others that of each event.
+        content |= {"text/event-stream": {}}
     described: Json = {
         "summary": operation.summary,
         "parameters": [

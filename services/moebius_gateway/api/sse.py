@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,10 +11,12 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from moebius_gateway import chunk_writer
 from moebius_gateway.api.context import KEY, RequestContext
 from moebius_gateway.api.errors import SERVER_ERROR, ApiError, of_generation
 from moebius_gateway.api.interruption import ClientGoneError, unless_interrupted
 from moebius_gateway.api.lifecycle import Lifecycle
+from moebius_gateway.chunk_writer import ChunkWriter
 from moebius_gateway.metrics import GatewayMetrics
 from moebius_gateway.types import GenerationError
 
@@ -43,19 +46,25 @@ def named_event(data: dict[str, Any]) -> bytes:
 class EventSender:
     """Writes events to a client. The headers go with the first, so that until then the status is open."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, chunks: ChunkWriter | None) -> None:
+        """`chunks`: the short way, if the server has one."""
         self._send = send
+        self._chunks = chunks
         self._lock = asyncio.Lock()
-        self._last = asyncio.get_running_loop().time()
+        self._last = time.monotonic()
         self.started = False
         self._ended = False
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
+        self._last = time.monotonic()
+        if more and self._chunks is not None and self._chunks.write(data):
+            return
         async with self._lock:
             if self._ended:  # a keep-alive that came too late
                 return
             self._ended = not more
-            self._last = asyncio.get_running_loop().time()
+            if self._chunks is not None:
+                self._chunks.flush()
             if not self.started:
                 self.started = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -64,7 +73,7 @@ class EventSender:
     async def keep_alive(self, interval: float) -> None:
         """For ever: sends a comment after each `interval` seconds of silence."""
         while True:
-            silence = asyncio.get_running_loop().time() - self._last
+            silence = time.monotonic() - self._last
             if silence >= interval:
                 await self.send(KEEP_ALIVE)
                 silence = 0.0
@@ -93,7 +102,7 @@ class EventStream(Response):
         self._deadline = deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = EventSender(send)
+        sender = EventSender(send, scope.get(chunk_writer.KEY))
         keep_alive = asyncio.create_task(sender.keep_alive(self._interval))
         try:
             await unless_interrupted(self._produce(sender), receive, self._lifecycle, self._deadline)

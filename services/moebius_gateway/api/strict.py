@@ -19,7 +19,12 @@ ANYTHING = object()
 class Strict(BaseModel):
     """An object in which every key is known, and values are of the type that is asked for."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
 
     # Keys of the API that are not supported, with values that change nothing. Such a value is accepted,
     # every other is refused.

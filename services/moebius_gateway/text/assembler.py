@@ -11,7 +11,6 @@ from moebius_gateway.text.parsing.events import (
     ReasoningDelta,
     ToolCallArguments,
     ToolCallEnd,
-    ToolCallStart,
 )
 from moebius_gateway.text.parsing.stream import StreamParser
 from moebius_gateway.text.stop import StopMatcher
@@ -28,9 +27,9 @@ class TextLogprobs:
     logprobs: TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerDelta:
-    """What an answer goes on with. With a finish reason it is the last.
+    """What an answer goes on with. With a finish reason it is the last. Not frozen: see `Tokens`.
 
     `stop` is the stop string that ended it, if one did.
     """
@@ -110,7 +109,7 @@ class AnswerAssembler:
 
     def _accept(self, parsed: Sequence[Event], events: list[Event]) -> bool:
         for event in parsed:
-            self._read += _size(event)
+            self._read += event.size
             self._reasoning = isinstance(event, ReasoningDelta)
             if isinstance(event, ContentDelta):
                 if self._say(event.text, events):
@@ -133,10 +132,12 @@ class AnswerAssembler:
 
     def _emit(self, event: Event, events: list[Event]) -> None:
         """Adds to `events`; deltas of one kind that come together are one."""
-        size = _size(event)
-        self._delivered += size
+        self._delivered += event.size
+        if event.size and not events:  # most of the time
+            events.append(event)
+            return
         match event, events[-1] if events else None:
-            case ((ContentDelta() | ReasoningDelta() | ToolCallArguments()), _) if not size:
+            case ((ContentDelta() | ReasoningDelta() | ToolCallArguments()), _) if not event.size:
                 return
             case ContentDelta(text), ContentDelta(before):
                 events[-1] = ContentDelta(before + text)
@@ -154,14 +155,3 @@ class AnswerAssembler:
         while self._waiting and (everything or self._waiting[0].offset < self._delivered):
             ready.append(self._waiting.popleft())
         return AnswerDelta(tuple(events), tuple(ready), finish_reason, self._stop.found)
-
-
-def _size(event: Event) -> int:
-    """The characters of the answer that an event brings."""
-    match event:
-        case ContentDelta(text) | ReasoningDelta(text):
-            return len(text)
-        case ToolCallArguments(_, delta):
-            return len(delta)
-        case ToolCallStart() | ToolCallEnd():
-            return 0

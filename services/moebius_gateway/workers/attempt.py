@@ -20,11 +20,12 @@ class Attempt:
     __slots__ = (
         "_close",
         "_deadline",
-        "_event",
         "_expired",
         "_failure",
+        "_loop",
         "_timer",
         "_tokens",
+        "_waiter",
         "begun",
         "handle",
         "kv_tokens",
@@ -44,7 +45,9 @@ class Attempt:
         self._close = close
         self._timer: asyncio.TimerHandle | None = None
         self._expired = False
-        self._event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        # Who waits in `next`: a bare future, for an event makes one of its own for every wait.
+        self._waiter: asyncio.Future[None] | None = None
         self._tokens: list[Tokens] = []
         self._failure: Failure | None = None
 
@@ -55,12 +58,12 @@ class Attempt:
         if tokens.finish_reason is not None and self._timer is not None:
             # Finished in time, however late it is read.
             self._timer.cancel()
-        self._event.set()
+        self._wake()
 
     def fail(self, failure: Failure) -> None:
         """Ends it after what was pushed before."""
         self._failure = failure
-        self._event.set()
+        self._wake()
 
     async def next(self) -> Tokens | Failure:
         """All tokens that came since the last call, at least one piece; or why there are no more.
@@ -68,8 +71,8 @@ class Attempt:
         Raises TimeoutError once the deadline has passed.
         """
         if not self._tokens and self._failure is None and not self._expired:
-            self._event.clear()
-            await self._event.wait()
+            self._waiter = self._loop.create_future()
+            await self._waiter
         if self._expired:
             raise TimeoutError
         if self._tokens:
@@ -80,11 +83,16 @@ class Attempt:
 
     def _expire(self) -> None:
         self._expired = True
-        self._event.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        # One that was cancelled is done too.
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def __enter__(self) -> "Attempt":
         remaining = self._deadline - time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(max(remaining, 0.0), self._expire)
+        self._timer = self._loop.call_later(max(remaining, 0.0), self._expire)
         return self
 
     def __exit__(

@@ -107,7 +107,7 @@ class Dispatcher:
     def ready_workers(self, model_id: str) -> list[WorkerView]:
         """Those that can take requests for the model."""
         info = self._catalog.model(model_id)
-        return [link.view() for link in self._fleet.ready(info)] if info is not None else []
+        return self._ready_views(info) if info is not None else []
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Tokens, None]:
         """Yields the generation's tokens; the last piece has a finish reason.
@@ -176,29 +176,38 @@ class Dispatcher:
     def _choose(
         self, record: Record, failure: Failure | None, blocks: Sequence[int]
     ) -> Link | recovery.Wait | recovery.Fail:
-        with self._metrics.routing.time():
-            matched = self._prefixes.match(blocks)
-            decision = self._decide(record, failure, matched)
-            if not isinstance(decision, recovery.Place):
-                return decision
-            return self._links[routing.pick(decision.workers, matched).address]
+        begun = time.perf_counter()
+        choice = self._decide(record, failure, self._prefixes.match(blocks), time.monotonic())
+        self._metrics.routing.observe(time.perf_counter() - begun)
+        return self._links[choice] if isinstance(choice, str) else choice
 
     def _decide(
-        self, record: Record, failure: Failure | None, matched: Mapping[str, int]
-    ) -> recovery.Decision:
-        """`matched`: by address, who has how much of its prefix."""
+        self, record: Record, failure: Failure | None, matched: Mapping[str, int], now: float
+    ) -> str | recovery.Wait | recovery.Fail:
+        """An address, unless it waits or fails. `matched`: by address, who has how much of its prefix."""
         if self._stopping:
             error = GenerationError(Reason.NOT_READY, "The gateway is stopping", retryable=True)
             return recovery.Fail(error)
-        now = time.monotonic()
-        if not record.marks:
-            # To one that nothing befell all are alike: a few tell as much as all.
-            some = [worker.view() for worker in self._fleet.candidates(record.model, matched)]
-            decision = recovery.decide(record, failure, some, now)
-            if isinstance(decision, recovery.Place):
-                return decision
-        ready = [worker.view() for worker in self._fleet.ready(record.model)]
-        return recovery.decide(record, failure, ready, now)
+        if fail := recovery.foregone(record, failure, now):
+            return fail
+        # Those that did nothing to it are alike to it, and none is better: a few of them tell as much as all.
+        length, marks, links = record.length, record.marks, self._links
+        some = [
+            worker
+            for worker in self._fleet.candidates(record.model, matched)
+            if length < worker.max_model_len
+            and worker.address not in marks
+            and (not worker.on_trial or links[worker.address].view().admits(now))
+        ]
+        if some:
+            return routing.pick(some, matched)
+        decision = recovery.decide(record, failure, self._ready_views(record.model), now)
+        if isinstance(decision, recovery.Place):
+            return routing.pick([links[view.address].standing for view in decision.workers], matched)
+        return decision
+
+    def _ready_views(self, model: ModelInfo) -> list[WorkerView]:
+        return [self._links[worker.address].view() for worker in self._fleet.ready(model)]
 
     @contextmanager
     def _waiting_room(self, record: Record) -> Iterator[None]:
@@ -239,7 +248,7 @@ class Dispatcher:
     def _changed(self, link: Link) -> None:
         """Something about a worker changed: take it in, and let all that wait decide again."""
         view = link.view()
-        if self._fleet.update(link, view):
+        if self._fleet.update(link.standing, view):
             self._catalog.update(self._fleet.served())
         self._metrics.worker_changed(self._states[link], view)
         self._states[link] = view.state

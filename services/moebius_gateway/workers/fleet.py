@@ -2,10 +2,9 @@
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from moebius_gateway.types import ModelInfo
-from moebius_gateway.workers.view import WorkerState, WorkerView
+from moebius_gateway.workers.view import Standing, WorkerState, WorkerView
 
 # A new request is placed on the best of those that have some of its prefix and so many others, neighbours in
 # no order from a place drawn anew: the best of eight is nearly as good as the best of all, and no decision
@@ -16,28 +15,19 @@ SAMPLE = 8
 Kind = tuple[str, str]
 
 
-class Worker(Protocol):
-    """What the fleet needs of a link."""
-
-    @property
-    def address(self) -> str: ...
-
-    def view(self) -> WorkerView: ...
-
-
 class _Pool:
     """Members in no order, any of which can be taken out or drawn in O(1)."""
 
     def __init__(self) -> None:
-        self.members: list[Worker] = []
+        self.members: list[Standing] = []
         self.places: dict[str, int] = {}
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: Standing) -> None:
         if worker.address not in self.places:
             self.places[worker.address] = len(self.members)
             self.members.append(worker)
 
-    def discard(self, worker: Worker) -> None:
+    def discard(self, worker: Standing) -> None:
         place = self.places.pop(worker.address, None)
         if place is None:
             return
@@ -55,7 +45,7 @@ class Fleet:
         self._ready: dict[str, Kind] = {}
         self._served: dict[str, ModelInfo] = {}
 
-    def update(self, worker: Worker, view: WorkerView) -> bool:
+    def update(self, worker: Standing, view: WorkerView) -> bool:
         """Takes in how a worker is now. Returns whether it serves something else than before."""
         model = view.model if view.state is not WorkerState.UNREACHABLE else None
         before = self._served.get(view.address)
@@ -70,22 +60,25 @@ class Fleet:
         """What the workers that are attached serve, one entry for each."""
         return self._served.values()
 
-    def ready(self, model: ModelInfo) -> Sequence[Worker]:
+    def ready(self, model: ModelInfo) -> Sequence[Standing]:
         pool = self._pools.get(_kind(model))
         return pool.members if pool is not None else ()
 
-    def candidates(self, model: ModelInfo, matched: Mapping[str, int]) -> Sequence[Worker]:
+    def candidates(self, model: ModelInfo, matched: Mapping[str, int]) -> Sequence[Standing]:
         """Those of the ready ones that a new request may go to; `matched`: who has some of its prefix."""
-        members = self.ready(model)
-        if len(members) <= SAMPLE:
+        pool = self._pools.get(_kind(model))
+        if pool is None:
+            return ()
+        members, places, count = pool.members, pool.places, len(pool.members)
+        if count <= SAMPLE:
             return members
-        places = self._pools[_kind(model)].places
-        first = random.randrange(len(members))
-        chosen = {place % len(members) for place in range(first, first + SAMPLE)}
-        chosen.update(places[address] for address in matched if address in places)
-        return [members[place] for place in chosen]
+        first = int(random.random() * count)
+        # Round the end.
+        chosen = members[first : first + SAMPLE] + members[: max(first + SAMPLE - count, 0)]
+        chosen += [members[places[address]] for address in matched if address in places]
+        return chosen
 
-    def _move(self, worker: Worker, kind: Kind | None) -> None:
+    def _move(self, worker: Standing, kind: Kind | None) -> None:
         before = self._ready.get(worker.address)
         if before == kind:
             return

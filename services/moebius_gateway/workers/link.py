@@ -21,7 +21,7 @@ from moebius_gateway.workers.member import Member
 from moebius_gateway.workers.metrics import DispatcherMetrics
 from moebius_gateway.workers.prefix_index import PrefixIndex
 from moebius_gateway.workers.tokenizer_files import read_tokenizer
-from moebius_gateway.workers.view import WorkerState, WorkerView
+from moebius_gateway.workers.view import Standing, WorkerState, WorkerView
 from moebius_proto.channel import WorkerTls, open_channel
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1.worker_pb2_grpc import WorkerStub
@@ -77,6 +77,7 @@ class Link:
     ) -> None:
         self.member = member
         self.address = member.address
+        self.standing = Standing(member.address)
         self._prefixes = prefixes
         self._options = options
         self._catalog = catalog
@@ -131,6 +132,7 @@ class Link:
         length = len(submission.token_ids)
         attempt = Attempt(submission.handle, length, deadline, self._cancel, suspect=suspect)
         self._attempts[submission.handle] = attempt
+        self._stand()
         self._prefixes.learn(blocks, self._incarnation)
         self._outbox.put_nowait(wire.submit_frame(submission))
         return attempt
@@ -269,6 +271,7 @@ class Link:
         # After the failures, which belong to the incarnation before.
         if frame.HasField("status"):
             self._take_status(frame.status)
+        self._stand()
 
     def _addressed(self, deltas: Iterable[pb.Delta]) -> list[tuple[Attempt, pb.Delta]]:
         """First those that bring a first token: what is taken first is sent first, and others wait less."""
@@ -335,7 +338,17 @@ class Link:
             self._ejections.inc()
             self._changed()
 
+    def _stand(self) -> None:
+        """Called whenever a part of it may have changed."""
+        standing = self.standing
+        standing.in_flight = len(self._attempts)
+        standing.load = self._foreign_load + standing.in_flight
+        standing.max_running = self._status.max_running or 1 if self._status is not None else 1
+        standing.max_model_len = self._model.max_model_len if self._model is not None else 0
+        standing.on_trial = self._health.on_trial
+
     def _changed(self) -> None:
+        self._stand()
         self._tell(self)
 
     def _cancel(self, handle: int) -> None:
@@ -344,6 +357,7 @@ class Link:
 
     def _forget(self, handle: int) -> Attempt | None:
         attempt = self._attempts.pop(handle, None)
+        self._stand()
         if attempt is not None and self._health.on_trial:
             # The next one may try.
             self._changed()

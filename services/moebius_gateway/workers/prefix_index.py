@@ -3,12 +3,15 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+from moebius_gateway.workers.routing import AFFINITY_BLOCKS
+
 # Blocks remembered, of all workers together: some 50 MB.
 CAPACITY = 1 << 18
 # Workers remembered for a block, those that got it last.
 HOLDERS = 4
-# A prefix's holders are looked for at so many of its blocks, the last one first.
-LOOKS = 8
+# A prefix's holders are looked for at its last block that is known, and at so many of the first ones: having
+# more than those makes no difference to a choice.
+LOOKS = 4
 
 Holders = tuple[str, ...]
 
@@ -47,17 +50,26 @@ class PrefixIndex:
             self._young, self._old = {}, self._young
 
     def match(self, blocks: Sequence[int]) -> Mapping[str, int]:
-        """By address: about how many blocks at the beginning are known there."""
+        """By address: about how many blocks at the beginning are known there, for a few that have most."""
         # What is remembered of a prompt is its beginning: blocks are learnt from the first one on, and an
         # earlier one is never forgotten before a later one.
-        depth = bisect_left(blocks, True, key=lambda block: not self._holders(block))
+        young, old = self._young, self._old
+        depth = bisect_left(blocks, True, key=lambda block: block not in young and block not in old)
         found: dict[str, int] = {}
-        for count in range(depth, 0, -max(1, depth // LOOKS)):
+        for count in _looks(depth):
             for incarnation in self._holders(blocks[count - 1]):
                 address = self._live.get(incarnation)
                 if address is not None:
                     found.setdefault(address, count)
+            if len(found) >= HOLDERS:
+                break
         return found
 
     def _holders(self, block: int) -> Holders:
         return self._young.get(block) or self._old.get(block, ())
+
+
+def _looks(depth: int) -> Sequence[int]:
+    """How many blocks of those that are known, the most first."""
+    fewer = min(depth - 1, AFFINITY_BLOCKS)
+    return (depth, *range(fewer, 0, -(fewer // LOOKS + 1))) if depth else ()

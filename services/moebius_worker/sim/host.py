@@ -19,6 +19,9 @@ from moebius_worker.sim.thread import start_thread
 
 # Of an engine's thread: a thousand of them should not reserve gigabytes.
 _STACK_BYTES = 512 * 1024
+# How long a thread waits before it asks for its turn, in seconds: where a thousand of them wait and ask as
+# often as is usual, no time is left for work.
+_SWITCH_INTERVAL = 0.1
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = read_settings(HostSettings, ["--engine", "sim", *words])
     configure_logs(settings.log_format, process="sim")
     threading.stack_size(_STACK_BYTES)
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     try:
         asyncio.run(_main(settings))
     except* ListenError as errors:

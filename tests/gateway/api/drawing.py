@@ -45,6 +45,7 @@ SPECIALS = {
     ),
     "mistral": ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
 }
+WHITE = (" ", "\t", "\n")
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Family:
     specials: dict[str, int]
     tokenizer: LLTokenizer
 
-    def grammar(self, demands: Demands, *, in_reasoning: bool = False) -> str:
-        return answer_grammar(self.spec, self.specials, demands, in_reasoning=in_reasoning)
+    def grammar(self, demands: Demands, *, in_reasoning: bool = False, reasoned: bool = False) -> str:
+        return answer_grammar(self.spec, self.specials, demands, in_reasoning=in_reasoning, reasoned=reasoned)
 
     def ids(self, text: str) -> list[int]:
         pieces = (
@@ -95,8 +96,10 @@ def ends_of(spec: ParserSpec) -> list[str]:
     return ends
 
 
-def drawn(family: Family, grammar: str, draw: random.Random, limit: int = 1500) -> str:
-    """A random answer that the grammar lets through."""
+def drawn(
+    family: Family, grammar: str, draw: random.Random, limit: int = 1500, *, spaced: bool = False
+) -> str:
+    """A random answer that the grammar lets through; `spaced`: with all the white space that it can have."""
     assert fault(grammar) is None, fault(grammar)
     matcher = LLMatcher(family.tokenizer, grammar)
     ends = [family.ids(end) for end in [*ends_of(family.spec), '"']]
@@ -109,6 +112,10 @@ def drawn(family: Family, grammar: str, draw: random.Random, limit: int = 1500) 
         others = [i for i in allowed if i != EOS_TOKEN_ID]
         if not others or (len(others) < len(allowed) and draw.random() < 0.3):
             break
+        if spaced and (white := [i for i in others if family.text([i]) in WHITE]):
+            ids.append(draw.choice(white))
+            assert matcher.consume_token(ids[-1]), matcher.get_error()
+            continue
         # White space is let through in many places, and says nothing.
         words_first = sorted(
             draw.sample(others, min(4, len(others))), key=lambda i: family.text([i]).isspace()

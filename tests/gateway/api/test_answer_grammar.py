@@ -70,6 +70,7 @@ PLANT = Tool(
     strict=True,
 )
 NOW = Tool("now", parameters={"type": "object", "properties": {}, "additionalProperties": False})
+PLACE = Tool("place", parameters=WEATHER.parameters["$defs"]["place"])
 TOOLS = (WEATHER, NOW, PLANT)
 ANSWER = of_schema(
     {
@@ -115,6 +116,17 @@ def test_who_must_call_calls(name: str, one: bool, in_reasoning: bool) -> None:
         assert not got["content"].strip(), answer
         for called, arguments in got["calls"]:
             check(called, arguments)
+
+
+@pytest.mark.parametrize("tools", [(NOW,), (NOW, PLACE)])
+@pytest.mark.parametrize("name", ENFORCED)
+def test_a_call_with_all_the_white_space_that_it_can_have_is_one(name: str, tools: tuple[Tool, ...]) -> None:
+    """Several tools let more of it through than one does."""
+    family = family_of(name)
+    grammar = family.grammar(Demands(tools=tools, must_call=True, one_call=True), reasoned=True)
+    answer = drawn(family, grammar, random.Random(name), spaced=True)
+    got = read(family, answer, tools)
+    assert (len(got["calls"]), got["ended"], got["content"].strip()) == (1, 1, ""), repr(answer)
 
 
 @pytest.mark.parametrize("name", sorted(names()))

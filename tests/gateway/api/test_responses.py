@@ -121,6 +121,17 @@ async def test_a_conversation_that_the_gateway_keeps(chatty: Gateway) -> None:
     assert gone.value.param == "previous_response_id"
 
 
+@pytest.mark.parametrize(
+    ("param", "value"), [("order", "newest"), ("limit", 0), ("limit", 101), ("after", "item_of_another")]
+)
+async def test_a_page_that_cannot_be_had_is_refused_by_name(chatty: Gateway, param: str, value: Any) -> None:
+    responses = chatty.openai().responses
+    first = await responses.create(**ASKED)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await responses.input_items.list(first.id, **{param: value})
+    assert refused.value.param == param
+
+
 async def test_a_conversation_that_the_client_keeps(chatty: Gateway) -> None:
     says(chatty.backend, SPOKEN + CALL)
     first = await chatty.openai().responses.create(

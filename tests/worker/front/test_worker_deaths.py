@@ -33,7 +33,8 @@ FAULTS = json.dumps(
 HARMLESS = pb.Sampling(
     top_p=1, repetition_penalty=1, logit_bias=dict.fromkeys((RAISE, KILL, HANG), -1000000000.0)
 )
-STALL_SECONDS = 1.5
+# An engine that waits says so each second; on a machine with other work it may be late.
+STALL_SECONDS = 3.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -96,7 +97,7 @@ async def error_of_submit(gateway: Gateway, request: pb.Submit) -> pb.Error:
 async def test_a_stopped_engine_is_stalled_even_when_idle(frail: WorkerProcess, gateway: Gateway) -> None:
     before = await frail.status()
     os.kill(before.engine_pid, signal.SIGSTOP)
-    await until(lambda: gone(before.engine_pid), "its end", STALL_SECONDS + 2)
+    await until(lambda: gone(before.engine_pid), "its end", STALL_SECONDS + 10)
     after = await frail.ready()
     assert after.last_fault.reason == pb.REASON_ENGINE_STALLED
     assert after.restarts == before.restarts + 1
@@ -207,7 +208,7 @@ async def test_engines_that_die_at_the_start_are_started_ever_more_slowly(
     (tmp_path / "torch.py").write_text("import os\nos._exit(3)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     async with worker(tiny_mixtral, tmp_path / "log", "--restart-delay", "0.3") as process:
-        await until(lambda: len(process.logged("engine ended")) >= 4, "four deaths", 20)
+        await until(lambda: len(process.logged("engine ended")) >= 4, "four deaths", 60)
         delays = [line["restart_in_seconds"] for line in process.logged("engine ended")]
         assert all(later > 1.1 * earlier for earlier, later in pairwise(delays[:4])), delays
         ends = [datetime.fromisoformat(line["timestamp"]) for line in process.logged("engine ended")]

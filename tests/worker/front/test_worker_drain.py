@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import sys
-import time
 from pathlib import Path
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
@@ -58,11 +57,10 @@ async def test_a_second_signal_ends_it_at_once(tiny_mixtral: Path, tmp_path: Pat
             await gateway.streaming(1)
             process.process.terminate()
             await until(lambda: gateway.statuses[-1].state == pb.STATE_DRAINING, "the push", 1)
-            start = time.monotonic()
             process.process.terminate()
-            assert await asyncio.wait_for(process.process.wait(), 5) == 0
-            assert time.monotonic() - start < 1
+            assert await asyncio.wait_for(process.process.wait(), 10) == 0
             assert gone(engine_pid)
+            assert len(gateway.answer(1).token_ids) < 2000
 
 
 async def test_a_signal_while_loading_ends_it_at_once(tiny_mixtral: Path, tmp_path: Path) -> None:

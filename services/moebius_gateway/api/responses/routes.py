@@ -155,7 +155,10 @@ def _listed(body: ResponsesRequest) -> list[dict[str, Any]]:
 
 def _page(items: list[dict[str, Any]], query: Any) -> dict[str, Any]:
     """By default the newest first, as everything that OpenAI lists."""
-    ordered = items if query.get("order") == "asc" else items[::-1]
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise invalid("'order' is 'asc' or 'desc'", "order")
+    ordered = items if order == "asc" else items[::-1]
     ids = [item["id"] for item in ordered]
     after = query.get("after")
     if after is not None and after not in ids:

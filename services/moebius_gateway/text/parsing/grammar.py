@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from moebius_gateway.text.parsing.spec import Channel, Form, JsonCall, ParserSpec, Region, Rule
-from moebius_gateway.text.parsing.templates import Pattern, compiled
+from moebius_gateway.text.parsing.templates import SPACE, Pattern, compiled
 
-JSON_START = Pattern(re.compile(r"\s{0,16}(?=[{\[])"), re.compile(r"\s{0,16}"))
+JSON_START = Pattern(re.compile(rf"{SPACE}(?=[{{\[])"), re.compile(SPACE))
 BARE_KEYS = ("name", "type", "id", "arguments", "parameters")
 
 Choices = tuple[tuple[Pattern, Form], ...]

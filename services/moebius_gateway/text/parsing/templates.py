@@ -14,7 +14,8 @@ SLOTS = {
     "word": r"\w{0,32}",
     "header": r"[^<>|]{0,256}",
 }
-SPACE = r"\s{0,16}"
+# More than grammars let through: a gap between markers and the white space of JSON (`GAP`, `WHITESPACE`).
+SPACE = r"\s{0,80}"
 
 
 @dataclass(frozen=True, slots=True)
