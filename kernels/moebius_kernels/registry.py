@@ -155,13 +155,15 @@ def gather(providers: Sequence[str] = PROVIDERS) -> Registry:
 
 
 def cuda_sources(providers: Sequence[str] = PROVIDERS) -> tuple[CudaSource, ...]:
-    """The tables `SOURCES` of the same modules: what can be compiled ahead. Modules that cannot be imported
-    have none."""
-    sources: list[CudaSource] = []
+    """The tables `SOURCES` of the same modules: what can be compiled ahead."""
+    return tuple(declared("SOURCES", providers))
+
+
+def declared(table: str, providers: Sequence[str] = PROVIDERS) -> Iterator[Any]:
+    """What is in the tables of this name in the same modules. Those that cannot be imported have none."""
     for module in _modules(providers):
         with contextlib.suppress(Exception):
-            sources += getattr(importlib.import_module(module), "SOURCES", ())
-    return tuple(sources)
+            yield from getattr(importlib.import_module(module), table, ())
 
 
 def refusal(backend: Backend, query: Query, limit: int | None = None) -> str | None:

@@ -1,4 +1,4 @@
-"""`moebius kernels`: what is compiled for GPUs."""
+"""`moebius kernels`: what is compiled for GPUs, and how its work is cut up."""
 
 from typing import Annotated
 
@@ -7,13 +7,12 @@ from rich.console import Console
 
 from moebius_cli.console import step
 from moebius_cli.errors import CliError, shown
+from moebius_cli.tune import tune
 
-kernels = typer.Typer(help="Compile kernels ahead, for images without a compiler.", no_args_is_help=True)
-
-
-@kernels.callback()
-def _group() -> None:
-    """Without this, typer makes a group of one command that command."""
+kernels = typer.Typer(
+    help="Compile kernels ahead, for images without a compiler, and fit them to a model's shapes.",
+    no_args_is_help=True,
+)
 
 
 @kernels.command()
@@ -48,6 +47,9 @@ def build(
                         doing.result = str(build(source, architecture, cache, compiler))
         except CompileError as error:
             raise CliError(str(error)) from error
+
+
+kernels.command()(tune)
 
 
 def _architecture(text: str) -> tuple[int, int]:

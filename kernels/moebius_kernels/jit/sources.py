@@ -45,7 +45,7 @@ def digest(parts: Mapping[str, bytes | str | Iterable[str]]) -> str:
 
 
 def package_digest() -> str:
-    """Of the sources of all kernels: what a plan or a compiled kernel was made from."""
+    """Of the sources of all kernels and of their tables: what a plan or a compiled kernel was made from."""
     root = Path(__file__).parents[1]
-    files = (path for path in root.rglob("*") if path.suffix in {".py", ".cu", ".cuh", ".h"})
+    files = (path for path in root.rglob("*") if path.suffix in {".py", ".cu", ".cuh", ".h", ".json"})
     return digest({str(path.relative_to(root)): path.read_bytes() for path in files})

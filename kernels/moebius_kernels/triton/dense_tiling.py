@@ -1,15 +1,29 @@
-"""Which tiling serves which dense product: by a table of measurements, and by rules for other shapes."""
+"""Which tiling serves which dense product: by tables of measurements, and by rules for other shapes."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from moebius_kernels.triton.tiling import Tiling, nearest, record_of
+from moebius_kernels.formats.dense import Dense
+from moebius_kernels.formats.format import Format
+from moebius_kernels.triton.tiling import Tiling, record_of
+from moebius_kernels.triton.tiling_tables import (
+    Table,
+    best,
+    by_shape,
+    find,
+    read_records,
+    typed,
+    user_entries,
+    written,
+)
 
 TABLE = Path(__file__).parent / "tables" / "hopper_dense.json"
 _WIDE = ("bf16", "e4m3", "int8")
+# Numbers of a matrix that is expanded. Larger ones are heads, which see few tokens.
+_MOST_EXPANDED = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +43,18 @@ class DenseMeasurement:
     tiling: Tiling
 
 
+def by_library(tokens: int, format: Format, shape: tuple[int, ...]) -> bool:
+    """Whether the library is faster, as measured on an H200."""
+    rows, columns = shape
+    if rows < 1024:
+        return tokens > 256
+    if isinstance(format, Dense):
+        return tokens > 32
+    return tokens > 128 and rows * columns <= _MOST_EXPANDED
+
+
 def dense_tiling(tokens: int, shape: DenseShape) -> Tiling:
-    found = nearest(_table().get(shape, ()), tokens)
+    found = find(_tables(), shape, tokens)
     return rules(tokens, shape) if found is None else found.tiling
 
 
@@ -58,40 +82,29 @@ def _split(one: Tiling, shape: DenseShape, tiles: int, programs: int) -> Tiling:
 
 def write_table(path: Path, measurements: Iterable[DenseMeasurement]) -> None:
     """The best of each shape and token count, one a line."""
-    best: dict[tuple[DenseShape, int], DenseMeasurement] = {}
-    for one in measurements:
-        key = one.shape, one.tokens
-        if key not in best or one.microseconds < best[key].microseconds:
-            best[key] = one
-    lines = [
-        json.dumps(
-            {
-                "shape": asdict(one.shape),
-                "tokens": one.tokens,
-                "microseconds": round(one.microseconds, 1),
-                "tiling": record_of(one.tiling),
-            }
-        )
-        for one in best.values()
-    ]
-    path.write_text("[\n" + ",\n".join(sorted(lines)) + "\n]\n")
+    path.write_text(written(map(record_of_measurement, best(measurements))) + "\n")
 
 
 def read_table(path: Path) -> list[DenseMeasurement]:
-    return [
-        DenseMeasurement(
-            DenseShape(**record["shape"]),
-            record["tokens"],
-            record["microseconds"],
-            Tiling(**record["tiling"]),
-        )
-        for record in json.loads(path.read_text())
-    ]
+    return read_records(path, measurement_of)
+
+
+def measurement_of(record: Mapping[str, Any]) -> DenseMeasurement:
+    """The inverse of `record_of_measurement`. Raises KeyError, TypeError or ValueError for anything else."""
+    shape, tiling = typed(DenseShape(**record["shape"])), typed(Tiling(**record["tiling"]))
+    return typed(DenseMeasurement(shape, record["tokens"], float(record["microseconds"]), tiling))
+
+
+def record_of_measurement(one: DenseMeasurement) -> Mapping[str, Any]:
+    return {
+        "shape": asdict(one.shape),
+        "tokens": one.tokens,
+        "microseconds": round(one.microseconds, 1),
+        "tiling": record_of(one.tiling),
+    }
 
 
 @cache
-def _table() -> Mapping[DenseShape, tuple[DenseMeasurement, ...]]:
-    found: dict[DenseShape, tuple[DenseMeasurement, ...]] = {}
-    for one in read_table(TABLE):
-        found[one.shape] = (*found.get(one.shape, ()), one)
-    return found
+def _tables() -> tuple[Table[DenseMeasurement], ...]:
+    """The user's own, and the one that is shipped."""
+    return by_shape(user_entries("dense", measurement_of)), by_shape(read_table(TABLE))

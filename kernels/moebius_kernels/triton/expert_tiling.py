@@ -1,16 +1,25 @@
-"""Which tiling serves which call: by a table of measurements, and by rules for shapes that are not in it.
+"""Which tiling serves which call: by tables of measurements, and by rules for shapes that are not in them.
 
 Both look at numbers only: tokens, experts, widths and forms, never at what the tokens are for.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from moebius_kernels.triton.tiling import ExpertTiling, Tiling, nearest, record_of
+from moebius_kernels.triton.tiling import ExpertTiling, Tiling, record_of
+from moebius_kernels.triton.tiling_tables import (
+    Table,
+    best,
+    by_shape,
+    find,
+    read_records,
+    typed,
+    user_entries,
+    written,
+)
 
 TABLE = Path(__file__).parent / "tables" / "hopper.json"
 _WIDE = ("bf16", "e4m3", "int8")
@@ -37,7 +46,7 @@ class Measurement:
 
 
 def expert_tiling(tokens: int, shape: ExpertShape) -> ExpertTiling:
-    found = nearest(_table().get(shape, ()), tokens)
+    found = find(_tables(), shape, tokens)
     return rules(tokens, shape) if found is None else found.tiling
 
 
@@ -83,28 +92,22 @@ def _sixteen(code: str) -> Tiling:
 
 def write_table(path: Path, measurements: Iterable[Measurement]) -> None:
     """The best of each shape and token count, one a line."""
-    best: dict[tuple[ExpertShape, int], Measurement] = {}
-    for one in measurements:
-        key = one.shape, one.tokens
-        if key not in best or one.microseconds < best[key].microseconds:
-            best[key] = one
-    lines = [json.dumps(_record(one)) for one in best.values()]
-    path.write_text("[\n" + ",\n".join(sorted(lines)) + "\n]\n")
+    path.write_text(written(map(record_of_measurement, best(measurements))) + "\n")
 
 
 def read_table(path: Path) -> list[Measurement]:
-    return [
-        Measurement(
-            ExpertShape(**record["shape"]),
-            record["tokens"],
-            record["microseconds"],
-            ExpertTiling(Tiling(**record["gate_up"]), Tiling(**record["down"])),
-        )
-        for record in json.loads(path.read_text())
-    ]
+    return read_records(path, measurement_of)
 
 
-def _record(one: Measurement) -> Mapping[str, Any]:
+def measurement_of(record: Mapping[str, Any]) -> Measurement:
+    """The inverse of `record_of_measurement`. Raises KeyError, TypeError or ValueError for anything else."""
+    gate_up, down = (typed(Tiling(**record[name])) for name in ("gate_up", "down"))
+    shape = typed(ExpertShape(**record["shape"]))
+    time = float(record["microseconds"])
+    return typed(Measurement(shape, record["tokens"], time, ExpertTiling(gate_up, down)))
+
+
+def record_of_measurement(one: Measurement) -> Mapping[str, Any]:
     return {
         "shape": asdict(one.shape),
         "tokens": one.tokens,
@@ -115,8 +118,6 @@ def _record(one: Measurement) -> Mapping[str, Any]:
 
 
 @cache
-def _table() -> Mapping[ExpertShape, tuple[Measurement, ...]]:
-    found: dict[ExpertShape, tuple[Measurement, ...]] = {}
-    for one in read_table(TABLE):
-        found[one.shape] = (*found.get(one.shape, ()), one)
-    return found
+def _tables() -> tuple[Table[Measurement], ...]:
+    """The user's own, and the one that is shipped."""
+    return by_shape(user_entries("experts", measurement_of)), by_shape(read_table(TABLE))

@@ -13,18 +13,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moebius_kernels.formats.dense import Dense
-from moebius_kernels.formats.format import Format, StoredMatrix
+from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend, Query
-from moebius_kernels.triton.dense_tiling import DenseShape, dense_tiling
+from moebius_kernels.triton.dense_tiling import DenseShape, by_library, dense_tiling
 from moebius_kernels.triton.expand import expanded
 from moebius_kernels.triton.gemm import Routing, gemm, layout_for
 from moebius_kernels.triton.layouts import layout_of
 from moebius_kernels.triton.targets import ARCHITECTURES, overlapping
 from moebius_kernels.triton.tiling import Tiling
-
-# Numbers of a matrix that is expanded. Larger ones are heads, which see few tokens.
-_MOST_EXPANDED = 1 << 27
 
 
 def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -45,16 +42,6 @@ def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor |
             tiled_linear(rows, block, own_bias, own_y, dense_tiling(len(rows), shape))
         start = stop
     return y.view(*x.shape[:-1], y.shape[-1])
-
-
-def by_library(tokens: int, format: Format, shape: tuple[int, ...]) -> bool:
-    """Whether the library is faster, as measured on an H200."""
-    rows, columns = shape
-    if rows < 1024:
-        return tokens > 256
-    if isinstance(format, Dense):
-        return tokens > 32
-    return tokens > 128 and rows * columns <= _MOST_EXPANDED
 
 
 def multiply_expanded(

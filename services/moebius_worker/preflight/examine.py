@@ -13,6 +13,7 @@ from moebius_kernels.jit.sources import digest, package_digest
 from moebius_kernels.jit.triton_cache import triton_directory, use_directory
 from moebius_kernels.plan import Plan, token_ranges
 from moebius_kernels.registry import Device, Registry
+from moebius_kernels.tuning import tilings_digest
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.engine.models.registry import build_model
 from moebius_worker.engine.runner import STEP_TOKENS, RunnerOptions, place_for
@@ -50,10 +51,10 @@ def find_plan(
     root = root or cache_root()
     place = place_for(checkpoint, wanted.options)
     device = device_here(place.device.type)
-    versions = _versions(device)
+    versions = versions_of(device)
     if device.kind == "cuda":
         use_directory(triton_directory(root, versions))
-    identity = versions | _contents(checkpoint, wanted)
+    identity = versions | _contents(checkpoint, wanted) | {"tilings": tilings_digest(root, device)}
     if not _has_candidates(registry.without(wanted.excluded), device):
         # References alone have nothing to prove.
         return Plan((), identity)
@@ -129,7 +130,7 @@ def _has_candidates(registry: Registry, device: Device) -> bool:
     return any(not backend.is_reference and device.kind in backend.devices for backend in registry.backends)
 
 
-def _versions(device: Device) -> dict[str, str]:
+def versions_of(device: Device) -> dict[str, str]:
     """What compiles kernels and runs them."""
     found = {"device": device.name, "driver": device.driver, "torch": torch.__version__}
     if device.architecture is not None:

@@ -7,8 +7,9 @@ from moebius_kernels.activations import GELU_TANH, SILU, ClampedSwiglu
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.experts import routed_experts as reference
 from moebius_kernels.formats.dense import Dense, dense
+from moebius_kernels.formats.random_matrix import random_matrix
 from moebius_kernels.router import Route, topk_softmax
-from tests.kernels.triton.matrices import FORMATS, random_matrix
+from tests.kernels.triton.matrices import FORMATS
 
 triton = pytest.importorskip("triton")
 from moebius_kernels.triton import experts as backend  # noqa: E402

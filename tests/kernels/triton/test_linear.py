@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from moebius_kernels.formats.dense import Dense, dense
+from moebius_kernels.formats.random_matrix import random_matrix
 from moebius_kernels.linear import linear as reference
-from tests.kernels.triton.matrices import FORMATS, random_matrix
+from tests.kernels.triton.matrices import FORMATS
 
 triton = pytest.importorskip("triton")
+from moebius_kernels.triton.dense_tiling import by_library  # noqa: E402
 from moebius_kernels.triton.expand import expanded  # noqa: E402
-from moebius_kernels.triton.linear import by_library, linear, multiply_expanded, tiled_linear  # noqa: E402
+from moebius_kernels.triton.linear import linear, multiply_expanded, tiled_linear  # noqa: E402
 from moebius_kernels.triton.tiling import Tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
