@@ -17,7 +17,8 @@ GPU_JOBS ?= 8
 ARGS ?=
 
 comma := ,
-PIP := $(BIN)/python -m pip --disable-pip-version-check install
+# Python compiles what is imported, which is less than all.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 # Of all that pip says, what takes time.
 BIG := awk '/Downloading.* [MG]B\)/ || /^Processing/ || /^Installing/ { print "    " substr($$0, 1, 100); fflush() }'
 # Where the clients of `make test-clients` live, apart from the product's own packages.

@@ -13,11 +13,8 @@ pages stay in the prefix tree as long as nobody else needs them). A request neve
 is before it; it then pauses, with what it holds. So the first running request advances in every step of its
 kind. Window pages and state slots never run out: no more requests run than there are some for.
 
-Waiting requests are admitted in their order, when the pages for all their known tokens are there besides
-what the running ones still need for theirs and for a little growth. One that does not fit is passed by, so
-that small requests go on; but when `max_overtakes` later ones have been admitted before it, nobody passes it
-any more: the running ones finish, and it is next. Nobody ever passes a preempted request: its client has
-been waiting in the middle of a text. One whose deadline passes before it was ever admitted ends as refused.
+Waiting requests are admitted in their order, as far as there are pages (`admission.py`). One whose deadline
+passes before it was ever admitted ends as refused.
 
 A quarantined request is computed in steps of its own. When both kinds have work, their steps alternate,
 and several quarantined requests take turns.
@@ -33,6 +30,7 @@ from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
 
+from moebius_worker.engine.admission import Admission
 from moebius_worker.engine.cache.manager import KVCache
 from moebius_worker.engine.cache.stops import stops_of
 from moebius_worker.engine.limits import SchedulerConfig, check_request
@@ -42,11 +40,6 @@ from moebius_worker.engine.types import Output, Rejected, Request, SchedulerStat
 from moebius_worker.engine.waiting import WaitingRequests
 
 __all__ = ["History", "Rejected", "Scheduler", "SchedulerConfig"]
-
-# Waiting requests looked at in one step, and steps between two looks at one that did not fit: bounds on the
-# cost of a step when the queue is long.
-LOOKAHEAD = 64
-LOOK_AGAIN_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +68,7 @@ class Scheduler:
         self._page_size = config.layout.page_size
         self._has_states = config.layout.state_slots > 0
         self._cache = KVCache(config.layout)
+        self._admission = Admission(config, self._cache)
         self._requests: dict[int, RequestState] = {}
         self._waiting = WaitingRequests()
         # In the order of their ranks.
@@ -251,44 +245,11 @@ class Scheduler:
     # ---- admission ----------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Moves waiting requests to the running ones, as the module's docstring tells."""
+        """Moves waiting requests to the running ones."""
         self._look = False
-        if not self._waiting or len(self._running) >= self._places:
-            return
-        cache = self._cache
-        headroom = cache.available - sum(
-            self._wanted(state) - len(state.table.pages) for state in self._running
-        )
-        passed_by: list[RequestState] = []
-        # How many more may be admitted before those in `passed_by`.
-        overtakes = LOOKAHEAD
-        for state in self._waiting.first(LOOKAHEAD):
-            if not cache.startable:
-                break
-            if self._fits(state, headroom):
-                self._waiting.remove(state)
-                self._start(state)
-                headroom -= state.need + self._wanted(state) - cache.pages_for(len(state.tokens))
-                overtakes -= 1
-                for older in passed_by:
-                    older.overtaken += 1
-            else:
-                passed_by.append(state)
-                overtakes = min(overtakes, self._config.max_overtakes - state.overtaken)
-            if overtakes <= 0 or len(self._running) >= self._places:
-                break
-
-    def _wanted(self, state: RequestState) -> int:
-        """Pages that a running request has or should find free: for its tokens and the next few."""
-        return self._cache.pages_for(min(len(state.tokens) + self._config.growth_tokens, state.limit))
-
-    def _fits(self, state: RequestState, headroom: int) -> bool:
-        # A look walks the tree, so one that found too little room is good for some steps.
-        if state.need > headroom and self._steps < state.look_again:
-            return False
-        state.need = self._cache.need(state.tokens)
-        state.look_again = self._steps + LOOK_AGAIN_STEPS
-        return state.need <= headroom
+        for state in self._admission.admitted(self._waiting, self._running, self._steps):
+            self._waiting.remove(state)
+            self._start(state)
 
     def _start(self, state: RequestState) -> None:
         state.running = state.begun = self._look = True
