@@ -1,11 +1,15 @@
 """The short way of chunks to their connections: in order, whole, and for clients that are there."""
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from moebius_gateway.api.sse import KEEP_ALIVE, EventSender
 from moebius_gateway.chunk_writer import MAX_WAITING, ChunkBatch, ChunkWriter
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -104,3 +108,33 @@ async def test_what_waits_is_bounded(written: list[Any]) -> None:
     for _ in range(3):
         writer.write(b"x" * (MAX_WAITING // 2))
     assert len(written) >= 2
+
+
+async def test_nothing_passes_the_end_that_waits_for_room(written: list[Any]) -> None:
+    """A chunk behind the end would be read as the beginning of the connection's next answer."""
+    connection: Any = Connection("a", written)
+    flow, log = FlowControl(connection), logging.getLogger(__name__)
+    cycle = RequestResponseCycle(
+        scope={"type": "http", "method": "POST"},  # type: ignore[typeddict-item]
+        transport=connection,
+        flow=flow,
+        logger=log,
+        access_logger=log,
+        access_log=False,
+        default_headers=[],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=True,
+        on_response=lambda: None,
+    )
+    sender = EventSender(cycle.send, ChunkWriter(cycle, ChunkBatch()))  # type: ignore[arg-type]
+    await sender.send(b"one")
+    flow.pause_writing()
+    end = asyncio.create_task(sender.send(b"end", more=False))
+    await asyncio.sleep(0)
+    # It is about to run when the client makes room, and so runs before the one that waited for that.
+    late = asyncio.create_task(sender.send(KEEP_ALIVE))
+    flow.resume_writing()
+    await asyncio.gather(end, late)
+    await asyncio.sleep(0)
+    assert [data for _, data in written[1:]] == [b"3\r\none\r\n", b"3\r\nend\r\n0\r\n\r\n"]

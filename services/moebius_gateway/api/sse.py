@@ -57,7 +57,8 @@ class EventSender:
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         self._last = time.monotonic()
-        if more and self._chunks is not None and self._chunks.write(data):
+        # Never past what waits for room on its way through ASGI: that may be the end.
+        if more and self._chunks is not None and not self._lock.locked() and self._chunks.write(data):
             return
         async with self._lock:
             if self._ended:  # a keep-alive that came too late
