@@ -42,12 +42,13 @@ class Stack:
         async with self.client() as client:
             return str((await client.get("/v1/models")).json()["data"][0]["id"])
 
-    async def metric(self, name: str) -> float:
-        """The sum over all label sets of a gateway metric; an unknown name is an error."""
+    async def metric(self, name: str, label: str = "") -> float:
+        """The sum over all label sets of a gateway metric, or those with `label`; none at all is an error."""
         async with self.client() as client:
             text = (await client.get(f"{self.admin_url}/metrics")).text
-        values = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-        assert values, f"the gateway exports no {name}"
+        found = re.findall(rf"^{name}({{.*}})? (\S+)$", text, re.MULTILINE)
+        values = [value for labels, value in found if label in labels]
+        assert values, f"the gateway exports no {name} {label}"
         return sum(map(float, values))
 
 

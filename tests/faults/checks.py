@@ -5,11 +5,14 @@ from tests.stack import Stack, until
 
 
 async def all_ready(running: Stack) -> StackView:
-    """The view of the stack once every worker serves."""
+    """The view of the stack once every worker serves, and the gateway knows of it."""
 
     async def ready() -> StackView | None:
         view = await running.view()
-        return view if all(worker.state == "READY" for worker in view.workers) else None
+        if not all(worker.state == "READY" for worker in view.workers):
+            return None
+        known = await running.metric("moebius_gateway_workers", 'state="READY"')
+        return view if known == len(view.workers) else None
 
     view = await until(ready, 60, "all workers are ready")
     assert isinstance(view, StackView)

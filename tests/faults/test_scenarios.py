@@ -5,19 +5,25 @@ import os
 
 import pytest
 
+from moebius_cli.view import WorkerView
 from tests.faults.checks import all_ready, gateway_pid
 from tests.faults.conftest import Scenes
 from tests.faults.load import stream
 from tests.faults.scenarios import SCENARIOS, Event, Scenario
-from tests.stack import Stack
+from tests.stack import Stack, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
 
 
 async def strike(running: Stack, event: Event) -> None:
-    workers = [worker for worker in (await running.view()).workers if worker.engine_pid]
-    worker = max(workers, key=lambda worker: worker.running)
-    assert worker.running > 0, f"{event} would hit an idle worker"
+    async def busiest() -> WorkerView | None:
+        """None while streams are on their way from one worker to another."""
+        workers = [
+            worker for worker in (await running.view()).workers if worker.engine_pid and worker.running
+        ]
+        return max(workers, key=lambda worker: worker.running, default=None)
+
+    worker = await until(busiest, 30, f"a busy worker for {event}")
     os.kill(worker.engine_pid if event.target == "engine" else worker.pid, event.signal)
 
 
