@@ -31,8 +31,9 @@ class Scenes:
     def __init__(self, folder: Path, exits: AsyncExitStack) -> None:
         self._folder = folder
         self._exits = exits
-        # Six layers: a step takes long enough for a fault to come between two of them.
-        self._checkpoint = write_checkpoint(folder / "tiny-mixtral", "mixtral", num_hidden_layers=6)
+        # So many layers: a step takes long enough for a fault to come between two of them, and a load longer
+        # than its client takes to find out, beside reading 16 streams, whom to strike.
+        self._checkpoint = write_checkpoint(folder / "tiny-mixtral", "mixtral", num_hidden_layers=24)
         self._scenes: dict[int, Scene] = {}
 
     async def with_workers(self, workers: int) -> Scene:
