@@ -8,7 +8,7 @@ from typing import Any
 
 from moebius_kernels.formats.dense import Dense
 from moebius_kernels.formats.format import Format
-from moebius_kernels.triton.tiling import Tiling, record_of
+from moebius_kernels.triton.tiling import WIDE, Tiling, record_of
 from moebius_kernels.triton.tiling_tables import (
     Table,
     best,
@@ -21,7 +21,6 @@ from moebius_kernels.triton.tiling_tables import (
 )
 
 TABLE = Path(__file__).parent / "tables" / "hopper_dense.json"
-_WIDE = ("bf16", "e4m3", "int8")
 # Numbers of a matrix that is expanded. Larger ones are heads, which see few tokens.
 _MOST_EXPANDED = 1 << 27
 
@@ -60,7 +59,7 @@ def dense_tiling(tokens: int, shape: DenseShape) -> Tiling:
 
 def rules(tokens: int, shape: DenseShape) -> Tiling:
     """From what was measured on an H200."""
-    wide = shape.code in _WIDE
+    wide = shape.code in WIDE
     step = 128 if wide else 256
     if tokens <= 16:
         tile = 8 if tokens <= 8 else 16

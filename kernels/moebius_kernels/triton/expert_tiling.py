@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from moebius_kernels.triton.tiling import ExpertTiling, Tiling, record_of
+from moebius_kernels.triton.tiling import WIDE, ExpertTiling, Tiling, record_of
 from moebius_kernels.triton.tiling_tables import (
     Table,
     best,
@@ -22,7 +22,6 @@ from moebius_kernels.triton.tiling_tables import (
 )
 
 TABLE = Path(__file__).parent / "tables" / "hopper.json"
-_WIDE = ("bf16", "e4m3", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +68,17 @@ def rules(tokens: int, shape: ExpertShape) -> ExpertTiling:
 
 def _one_token(code: str) -> Tiling:
     # So few rows that warps have to share their columns, or there would not be enough warps.
-    return Tiling(8, 16, 256, 2, 3 if code in _WIDE else 4, depth=2)
+    return Tiling(8, 16, 256, 2, 3 if code in WIDE else 4, depth=2)
 
 
 def _one_token_down(code: str) -> Tiling:
-    return Tiling(8, 64, 128, 4, 3) if code in _WIDE else Tiling(8, 32, 256, 2, 3, prefetch=True)
+    return Tiling(8, 64, 128, 4, 3) if code in WIDE else Tiling(8, 32, 256, 2, 3, prefetch=True)
 
 
 def _eight(code: str, gated: bool) -> Tiling:
     if code == "bf16":
         return Tiling(8, 16, 128, 1, 5) if gated else Tiling(8, 32, 128, 2, 4)
-    if code in _WIDE:
+    if code in WIDE:
         return Tiling(8, 64, 128, 4, 3)
     return Tiling(8, 64, 256, 4, 3)
 
@@ -87,7 +86,7 @@ def _eight(code: str, gated: bool) -> Tiling:
 def _sixteen(code: str) -> Tiling:
     if code == "bf16":
         return Tiling(16, 64, 128, 4, 3)
-    return Tiling(16, 64, 128 if code in _WIDE else 256, 4, 3, parts=2)
+    return Tiling(16, 64, 128 if code in WIDE else 256, 4, 3, parts=2)
 
 
 def write_table(path: Path, measurements: Iterable[Measurement]) -> None:

@@ -5,6 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
+# Codes of layouts whose numbers take a byte or more each.
+WIDE = ("bf16", "e4m3", "int8")
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:

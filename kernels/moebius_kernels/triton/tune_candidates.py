@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from moebius_kernels.triton.dense_tiling import DenseShape
 from moebius_kernels.triton.expert_tiling import ExpertShape
-from moebius_kernels.triton.tiling import Tiling
+from moebius_kernels.triton.tiling import WIDE, Tiling
 
-_WIDE = ("bf16", "e4m3", "int8")
 # Of y: more than these are products that no step has.
 _MOST_OUTPUTS = 1 << 27
 
@@ -47,7 +46,7 @@ def expert_candidates(shape: ExpertShape, tokens: int) -> list[Pairs]:
 def _eight(code: str, expected: float) -> list[Tiling]:
     """`expected`: tokens of an expert; where they are few, so are programs, and warps share columns."""
     few = expected <= 0.13
-    if code in _WIDE:
+    if code in WIDE:
         found = [Tiling(8, 64, 128, 4, 3), Tiling(8, 32, 128, 2, 4), Tiling(8, 16, 128, 1, 5)]
         return found + [Tiling(8, 64, 64, 4, 5), Tiling(8, 16, 256, 2, 3, depth=2)] * few
     found = [
@@ -61,7 +60,7 @@ def _eight(code: str, expected: float) -> list[Tiling]:
 
 
 def _sixteen(code: str) -> list[Tiling]:
-    columns = 128 if code in _WIDE else 256
+    columns = 128 if code in WIDE else 256
     found = [
         Tiling(16, 32, columns, 2, 4),
         Tiling(16, 64, columns, 4, 3),
@@ -69,7 +68,7 @@ def _sixteen(code: str) -> list[Tiling]:
         Tiling(16, 128, 128, 4, 3),
         Tiling(16, 128, 128, 8, 3),
     ]
-    if code not in _WIDE:
+    if code not in WIDE:
         found += [Tiling(16, 64, columns, 4, 3, parts=2), Tiling(16, 32, columns, 2, 3, parts=2)]
         found += [Tiling(16, 128, columns, 8, 3), Tiling(16, 128, columns, 4, 2)]
     return found
@@ -95,7 +94,7 @@ def dense_candidates(shape: DenseShape, tokens: int) -> list[Tiling]:
         return []
     if tokens <= 32:
         tile = 8 if tokens <= 8 else 16 if tokens <= 16 else 32
-        step = 128 if shape.code in _WIDE else 256
+        step = 128 if shape.code in WIDE else 256
         few = [
             Tiling(tile, 64, step, 4, 3),
             Tiling(tile, 32, step, 2, 4),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moebius_worker.engine.types import Finish, Output, StepPlan
 from tests.worker.engine.scheduler_world import STOP, World, config, request
-from tests.worker.engine.test_scheduler_traces import LAYOUTS, OPERATIONS, Trace, window_and_slots
+from tests.worker.engine.test_scheduler_traces import LAYOUTS, OPERATIONS, Trace, be_busy, window_and_slots
 
 
 class AheadWorld(World):
@@ -304,15 +304,7 @@ def test_long_busy_traces(name):
     for seed in range(6):
         draw = random.Random(seed)
         world = AheadWorld(sizes)
-        trace = Trace(world, max_prompt=60, max_output=150)
-        for _ in range(150):
-            operation = draw.choices(
-                ["add", "step", "cancel", "step and cancel", "step and add", "fail", "fail one"],
-                [10, 80, 2, 3, 3, 1, 2],
-            )[0]
-            trace.apply(operation, 1 if operation == "step" else draw.randrange(2**32))
-            world.now += 1
-        trace.finish()
+        be_busy(world, draw, [10, 80, 2, 3, 3, 1, 2])
         steps += world.steps
         ahead += world.ahead
         in_vain += sum(world.in_vain.values())

@@ -161,6 +161,18 @@ LAYOUTS = {
 }
 
 
+def be_busy(world: World, draw: random.Random, weights: list[int]) -> None:
+    """A long trace with more work than pages; `weights`: how often each operation comes."""
+    trace = Trace(world, max_prompt=60, max_output=150)
+    for _ in range(150):
+        operation = draw.choices(
+            ["add", "step", "cancel", "step and cancel", "step and add", "fail", "fail one"], weights
+        )[0]
+        trace.apply(operation, 1 if operation == "step" else draw.randrange(2**32))
+        world.now += 1
+    trace.finish()
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_long_busy_traces(name):
     """More work than pages, for long: preemption, eviction and sharing all happen."""
@@ -170,15 +182,7 @@ def test_long_busy_traces(name):
         draw = random.Random(seed)
         seed += 1
         world = World(sizes, speculated=1 + seed % 2)
-        trace = Trace(world, max_prompt=60, max_output=150)
-        for _ in range(150):
-            operation = draw.choices(
-                ["add", "step", "cancel", "step and cancel", "step and add", "fail", "fail one"],
-                [30, 60, 3, 3, 5, 1, 2],
-            )[0]
-            trace.apply(operation, 1 if operation == "step" else draw.randrange(2**32))
-            world.now += 1
-        trace.finish()
+        be_busy(world, draw, [30, 60, 3, 3, 5, 1, 2])
         steps += world.steps
         finished += len(world.finished)
         expired += len(world.expired)
