@@ -32,7 +32,7 @@ TAG ?= 0.1.0
 # What an installation depends on: another version of these is another installation.
 RECIPE := pyproject.toml constraints.txt Makefile
 
-.PHONY: help up test gpu-test gpu-sanitize gpu-bench gpu-bench-stack test-chart test-cluster chart images test-peers test-clients lint proto bench-gateway bench-gateway-peers bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers dashboards render-dashboards test-rules clean
+.PHONY: help up test gpu-test gpu-sanitize gpu-bench gpu-bench-experts gpu-bench-peers gpu-bench-stack test-chart test-cluster chart images test-peers test-clients lint proto bench-gateway bench-gateway-peers bench-gateway-latency bench-gateway-fleet bench-gateway-memory bench-grammars bench-stack bench-scheduler bench-load bench-cpu-peers dashboards render-dashboards test-rules clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,8 +49,17 @@ gpu-test: $(VENV)/.installed-dev ## kernels, preflight and engine on this machin
 gpu-sanitize: $(VENV)/.installed-dev ## a case of each kernel under compute-sanitizer's memcheck and racecheck: a line each (ARGS="memcheck --seconds 120")
 	$(BIN)/python -m tests.gpu.sanitize $(ARGS)
 
-gpu-bench: $(VENV)/.installed-dev ## decode and prefill of models of true sizes on the GPU (ARGS="qwen3-30b:bf16 --steps 40 --out figures.json")
-	$(BIN)/python -m tests.bench.gpu_engine $(ARGS)
+gpu-bench: $(VENV)/.installed-dev ## decode and prefill of models of true sizes on the GPU, beside their floors (ARGS="qwen3-30b:bf16 --steps 40 --out figures.json")
+	@mkdir -p build
+	$(BIN)/python -m tests.bench.gpu_engine --out build/gpu-engine.json $(ARGS)
+
+gpu-bench-experts: $(VENV)/.installed-dev ## routed experts alone on the GPU, uniform and Zipf routing, beside their floors (ARGS="--shapes qwen3 --formats bf16 --tokens 1 8")
+	@mkdir -p build
+	$(BIN)/python -m tests.bench.gpu_experts --out build/gpu-experts.json $(ARGS)
+
+gpu-bench-peers: $(VENV)/.installed-dev ## routed experts beside Humming's (pip install humming-kernels) and vLLM's Triton (ARGS="--vllm PATH --cases qwen3:nvfp4")
+	@mkdir -p build
+	$(BIN)/python -m tests.bench.gpu_peers --out build/gpu-peers.json $(ARGS)
 
 gpu-bench-stack: $(VENV)/.installed-dev ## seconds to READY, and the whole stack beside the engine alone, on the GPU (ARGS="qwen3-30b:nvfp4 --out figures.json")
 	$(BIN)/python -m tests.bench.gpu_stack $(ARGS)

@@ -27,6 +27,8 @@ APART = (
     "tests/gpu/test_attention_gpu.py",
     "tests/gpu/test_engine_gpu.py",
     "tests/gpu/test_experts_gpu.py",
+    "tests/gpu/test_faults_gpu.py",
+    "tests/gpu/test_run_ahead_gpu.py",
     "tests/kernels/triton/test_attention.py",
     "tests/kernels/triton/test_experts.py",
     "tests/kernels/triton/test_linear.py",

@@ -67,7 +67,12 @@ async def until(condition: Callable[[], Any], timeout: float, what: str) -> Any:
 
 @asynccontextmanager
 async def stack(
-    model: Path, state_dir: Path, *, workers: int = 2, env: dict[str, str] | None = None
+    model: Path,
+    state_dir: Path,
+    *,
+    workers: int = 2,
+    env: dict[str, str] | None = None,
+    start_timeout: float = START_TIMEOUT,
 ) -> AsyncIterator[Stack]:
     """Starts the stack, waits until it is ready, and at the end stops it as Ctrl-C does."""
     state_dir.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,7 @@ async def stack(
         )
     running = Stack(process, f"http://127.0.0.1:{port}", f"http://{admin}", state_dir, log)
     try:
-        await until(lambda: _ready(running), START_TIMEOUT, f"ready; see {log}")
+        await until(lambda: _ready(running), start_timeout, f"ready; see {log}")
         yield running
     finally:
         if process.returncode is None:

@@ -286,7 +286,9 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
         case Mapping():
             return {name: map_tensors(item, change) for name, item in value.items()}
         case tuple() | list():
-            return type(value)(map_tensors(item, change) for item in value)
+            items = (map_tensors(item, change) for item in value)
+            # A named tuple takes its items one by one.
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         case _ if is_dataclass(value) and not isinstance(value, type):
             return replace(
                 value,

@@ -27,7 +27,8 @@ class DeviceAttentionPlan:
     `slots` [T]: where each row's key and value go, page * page_size + offset; -1: nowhere. `tiles` [N, 2]:
     of the requests with several rows, the request and the first row, counted within it, of up to TILE_ROWS;
     tiles that see many keys first. `window` as of `AttentionPlan`. `arrivals` [B, MAX_HEADS]: zero whenever
-    no attention is under way.
+    no attention is under way. `spans`: those that exist, in the order of their rows, for what plans on the
+    host.
     """
 
     num_decodes: int
@@ -40,6 +41,7 @@ class DeviceAttentionPlan:
     arrivals: torch.Tensor
     page_size: int
     window: int | None = None
+    spans: tuple[Span, ...] = ()
 
     def expanded(self, dtype: torch.dtype) -> AttentionPlan:
         """For the reference. Waits for the device; there must be no padding."""
@@ -137,6 +139,7 @@ class AttentionPlanner:
             arrivals=self._arrivals[:num_requests],
             page_size=self._page_size,
             window=self._window,
+            spans=tuple(spans),
         )
 
     def _slots(self, span: Span) -> np.ndarray:

@@ -55,9 +55,9 @@ class _Dispatch:
         return _Site(tuple(choice.tokens.last for choice in choices), (*steps, self._step("reference", key)))
 
     def _step(self, name: str, key: str) -> _Step:
-        functions = {backend.name: backend.function for backend in self.registry.of(self.operation)}
+        backends = {backend.name: backend for backend in self.registry.of(self.operation)}
         note = None if self.recorder is None else self.recorder.prepare(self.operation, name, key)
-        return _Step(functions[name], note)
+        return _Step(backends[name].bind(), note)
 
 
 def bind(

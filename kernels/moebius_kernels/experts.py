@@ -1,6 +1,6 @@
 """The feed-forward networks of the experts that tokens were routed to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,9 @@ from moebius_kernels.activations import SILU, Activation, gated
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.linear import linear
 from moebius_kernels.router import Route
+
+# `linear`, or what computes nearly the same.
+Product = Callable[[torch.Tensor, Sequence[StoredMatrix], torch.Tensor | None], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,17 @@ def routed_experts(
     x [T, H]; the result is [T, H] in x's dtype, its sum in fp32. The weights of each expert that was hit are
     read once, however many tokens share it, and those of an expert without tokens never.
     """
+    return weighted_sum(x, route, weights, activation, linear)
+
+
+def weighted_sum(
+    x: torch.Tensor,
+    route: Route,
+    weights: ExpertWeights,
+    activation: Activation,
+    product: Product,
+) -> torch.Tensor:
+    """The same, with the products that `product` computes."""
     num_tokens, top_k = route.experts.shape
     pair_slots = route.experts.flatten()
     if weights.slots is not None:
@@ -54,7 +68,7 @@ def routed_experts(
     for slot, count in enumerate(pair_slots.bincount(minlength=weights.num_slots).tolist()):
         if count:
             rows = slice(first, first + count)
-            outputs[rows] = _expert(inputs[rows], slot, weights, activation)
+            outputs[rows] = _expert(inputs[rows], slot, weights, activation, product)
             first += count
     # Back to (token, k), then the sum over k: unlike adding into a shared row, that has one order of
     # summation on every device.
@@ -62,8 +76,10 @@ def routed_experts(
     return (pairs * route.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
 
-def _expert(x: torch.Tensor, slot: int, weights: ExpertWeights, activation: Activation) -> torch.Tensor:
+def _expert(
+    x: torch.Tensor, slot: int, weights: ExpertWeights, activation: Activation, product: Product
+) -> torch.Tensor:
     gate_up_bias = None if weights.gate_up_bias is None else weights.gate_up_bias[slot]
     down_bias = None if weights.down_bias is None else weights.down_bias[slot]
-    gate_up = linear(x, [matrix[slot] for matrix in weights.gate_up], gate_up_bias)
-    return linear(gated(gate_up, activation), [weights.down[slot]], down_bias)
+    gate_up = product(x, [matrix[slot] for matrix in weights.gate_up], gate_up_bias)
+    return product(gated(gate_up, activation), [weights.down[slot]], down_bias)

@@ -89,6 +89,10 @@ class TritonKernel(Protocol):
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]: ...
 
+    def warmup(self, *args: Any, grid: Any, **options: Any) -> Any:
+        """Compiles it for such arguments."""
+        ...
+
 
 class CudaKernel(Protocol):
     """A function of a loaded CUDA module."""
@@ -165,9 +169,13 @@ class Door:
 def launch(kernel: TritonKernel, grid: tuple[int, ...], /, *args: Any, **options: Any) -> None:
     """Launches a Triton kernel on the current stream: `kernel[grid](*args, **options)`.
 
-    An empty grid is nothing to do. Raises LaunchError, and LatchedError for what is not this kernel's fault.
+    An empty grid is nothing to do. If the first argument has no numbers (device "meta"), the kernel is only
+    compiled. Raises LaunchError, and LatchedError for what is not this kernel's fault.
     """
     if 0 in grid:
+        return
+    if isinstance(args[0], torch.Tensor) and args[0].is_meta:
+        kernel.warmup(*args, grid=grid, **options)
         return
     x, y, z = (*grid, 1, 1)[:3]
     # Shared memory is Triton's own to count and to check, once it has compiled.

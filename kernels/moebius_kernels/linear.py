@@ -16,9 +16,9 @@ def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor |
     """`x @ W.T + bias` with W the rows of `blocks`, one block after another.
 
     x [..., C]; blocks [R_i, C] each; bias [sum of R_i]; the result is [..., sum of R_i] in x's dtype. Sums
-    are in fp32; a quantised block is expanded to fp32 piece by piece.
+    are in fp32; a block in another form than x's is expanded to fp32 piece by piece.
     """
-    if len(blocks) == 1 and isinstance(blocks[0].format, Dense):
+    if len(blocks) == 1 and _as_x(x, blocks[0]):
         return F.linear(x, blocks[0].parts["data"], bias)
     outputs = [_product(x, block) for block in blocks]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
@@ -32,11 +32,15 @@ def embedding(token_ids: torch.Tensor, table: StoredMatrix, dtype: torch.dtype) 
 
 
 def _product(x: torch.Tensor, block: StoredMatrix) -> torch.Tensor:
-    if isinstance(block.format, Dense):
+    if _as_x(x, block):
         return F.linear(x, block.parts["data"])
     wide = x.float()
     products = [F.linear(wide, piece.dequantize()) for piece in _pieces(block)]
     return torch.cat(products, dim=-1).to(x.dtype)
+
+
+def _as_x(x: torch.Tensor, block: StoredMatrix) -> bool:
+    return isinstance(block.format, Dense) and block.parts["data"].dtype == x.dtype
 
 
 def _pieces(block: StoredMatrix) -> Iterator[StoredMatrix]:

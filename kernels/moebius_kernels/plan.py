@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Self
 
 from moebius_kernels.calls import CALLS
@@ -115,13 +116,14 @@ def choose(
     return Choice(operation, key, tokens, best.backend, best.captured, tuple(verdicts))
 
 
-def token_ranges(largest: int) -> tuple[TokenRange, ...]:
-    """1, 2, 3-4, 5-8 and so on to `largest`."""
-    ranges = [TokenRange(1, 1)]
-    while ranges[-1].last < largest:
-        last = ranges[-1].last
-        ranges.append(TokenRange(last + 1, min(2 * last, largest)))
-    return tuple(ranges)
+def token_ranges(largest: int, running: int = 1) -> tuple[TokenRange, ...]:
+    """1, 2, 3-4, 5-8 and so on to `largest`. One ends at `running`, the most requests that a step of decodes
+    has."""
+    powers = [1]
+    while powers[-1] < largest:
+        powers.append(2 * powers[-1])
+    lasts = sorted({*powers[:-1], min(running, largest), largest})
+    return tuple(TokenRange(before + 1, last) for before, last in pairwise([0, *lasts]))
 
 
 def rows_of(plan: Plan) -> list[tuple[str, ...]]:

@@ -80,6 +80,10 @@ class Backend:
     stored forms it reads, None for whatever `admits` lets through. `admits`: why it cannot serve a query,
     None if it can for every count in its range; looks at nothing but the query. `capturable`: in a CUDA
     graph. `compiles`: at its first call of a kind. `workspace`: bytes that it takes beside its result.
+    `reference`: what it computes, if that is not quite what the operation's reference does, but what the
+    stored forms that it admits declare; None for the operation's.
+    `own`: makes one that keeps something from call to call, for a user whose calls are in one order.
+    `build_seconds`: that its first call may take, where that is more than others get.
     """
 
     operation: str
@@ -92,6 +96,13 @@ class Backend:
     capturable: bool = True
     compiles: bool = False
     workspace: Callable[[Query], int] = lambda query: 0
+    reference: Callable[..., Any] | None = None
+    own: Callable[[], Callable[..., Any]] | None = None
+    build_seconds: float = 0.0
+
+    def bind(self) -> Callable[..., Any]:
+        """What computes it for one user."""
+        return self.function if self.own is None else self.own()
 
     @property
     def is_reference(self) -> bool:

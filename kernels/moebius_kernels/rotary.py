@@ -126,19 +126,21 @@ class Rotary:
     """Angles of positions, computed when they are asked for: no table, hence no longest context."""
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
-        self._frequencies = inverse_frequencies(spec).to(device)
+        frequencies = inverse_frequencies(spec)
+        # The first of each pair turns the other way: its cosine is the same, its sine has the minus of the
+        # rotation, once, not in every head of every layer. Partners lie side by side, or half of D apart.
+        both = torch.stack((-frequencies, frequencies), dim=-1 if spec.interleaved else 0)
+        self._frequencies = both.flatten().to(device)
         self._amplitude = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
         self._interleaved = spec.interleaved
 
     def __call__(self, positions: torch.Tensor) -> Angles:
         """positions [T], any integer dtype."""
-        angles = positions.float().unsqueeze(-1) * self._frequencies
-        cos, sin = angles.cos() * self._amplitude, angles.sin() * self._amplitude
-        # The minus of the rotation goes into the sine once, not into every head of every layer.
-        pairs = torch.stack((cos, cos)), torch.stack((-sin, sin))
-        # [2, T, D / 2] -> [T, 1, D]: the partners of a pair side by side, or half of D apart.
-        order = (1, 2, 0) if self._interleaved else (1, 0, 2)
-        cos, sin = (both.permute(order).flatten(1).unsqueeze(1) for both in pairs)
+        # Each line is a launch, which a step waits for.
+        angles = positions.float()[:, None, None] * self._frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self._amplitude != 1:
+            cos, sin = cos * self._amplitude, sin * self._amplitude
         return Angles(cos, sin, self._interleaved)
 
 

@@ -10,7 +10,10 @@ _SMALLEST_SUM = 1e-20
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """For each token its experts, best first: weights fp32 [T, K], experts int64 [T, K]."""
+    """For each token its experts, best first: weights fp32 [T, K], experts int64 [T, K].
+
+    Logits that are NaN throughout give weights that are NaN, and any experts, or none, which are -1.
+    """
 
     weights: torch.Tensor
     experts: torch.Tensor

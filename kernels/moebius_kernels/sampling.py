@@ -13,6 +13,7 @@ the usual way, a uniform number that is looked up in the cumulative distribution
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 import torch
 
@@ -83,6 +84,7 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
     return Drawn(token_ids, best)
 
 
+@lru_cache(maxsize=4096)
 def stream_of(seed: int) -> int:
     """Where the random numbers of a seed begin, as a signed 64-bit number."""
     state = (seed + _GOLDEN) & _MASK

@@ -1,5 +1,6 @@
 """`moebius kernels`: what is compiled for GPUs, and how its work is cut up."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -7,7 +8,7 @@ from rich.console import Console
 
 from moebius_cli.console import step
 from moebius_cli.errors import CliError, shown
-from moebius_cli.tune import tune
+from moebius_cli.tune import dummy_form, tune
 
 kernels = typer.Typer(
     help="Compile kernels ahead, for images without a compiler, and fit them to a model's shapes.",
@@ -20,36 +21,89 @@ def build(
     arch: Annotated[
         list[str], typer.Option(help="A compute capability, such as 9.0; may be given several times.")
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="A checkpoint directory, a .gguf file, or a Hugging Face id (owner/name)."),
+    ] = None,
+    load_format: Annotated[
+        str, typer.Option(help="As of the worker: auto, or dummy:FORM for a config alone.")
+    ] = "auto",
+    max_running: Annotated[
+        int, typer.Option(min=1, help="Requests that are computed at the same time, as of the worker.")
+    ] = 32,
+    max_step_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of the largest step, as of the worker.")
+    ] = None,
 ) -> None:
-    """Compile the CUDA C++ kernels into the cache (MOEBIUS_CACHE_DIR), where workers find them.
+    """Compile kernels into the cache (MOEBIUS_CACHE_DIR), where workers find them; needs no GPU.
 
-    Needs nvcc and no GPU. Triton's kernels are compiled by the preflight, for the shapes of the model.
+    The CUDA C++ kernels need nvcc. Triton's are compiled for the shapes of a
+    model, if one is given: a worker with the same settings and versions then
+    compiles next to nothing. The first preflight still tries them all.
 
-    Example: moebius kernels build --arch 9.0 --arch 12.0
+    Example: moebius kernels build --arch 9.0 --model Qwen/Qwen3-30B-A3B --max-running 64
     """
+    with shown():
+        architectures = [_architecture(one) for one in arch]
+        console = Console()
+        _build_sources(console, architectures)
+        if model is not None:
+            for architecture in architectures:
+                _build_model(
+                    console, model, dummy_form(load_format), max_running, max_step_tokens, architecture
+                )
+
+
+kernels.command()(tune)
+
+
+def _build_sources(console: Console, architectures: Sequence[tuple[int, int]]) -> None:
     from moebius_kernels.jit.cache import ArtefactCache, cache_root
     from moebius_kernels.jit.nvcc import CompileError, build, find_compiler
     from moebius_kernels.registry import cuda_sources
 
-    with shown():
-        architectures = [_architecture(one) for one in arch]
-        console = Console()
-        cache = ArtefactCache(cache_root() / "cuda")
-        sources = cuda_sources()
-        if not sources:
-            console.print("All kernels are Triton's; there is nothing to compile ahead.")
-            return
+    cache = ArtefactCache(cache_root() / "cuda")
+    sources = cuda_sources()
+    if not sources:
+        console.print("No kernel is in CUDA C++.")
+        return
+    try:
+        compiler = find_compiler()
+        for source in sources:
+            for architecture in architectures:
+                with step(console, source.name) as doing:
+                    doing.result = str(build(source, architecture, cache, compiler))
+    except CompileError as error:
+        raise CliError(str(error)) from error
+
+
+def _build_model(
+    console: Console,
+    model: str,
+    dummy_weights: str | None,
+    max_running: int,
+    max_step_tokens: int | None,
+    architecture: tuple[int, int],
+) -> None:
+    # Late, since it takes seconds to load torch.
+    from moebius_worker.checkpoint.checkpoint import open_checkpoint
+    from moebius_worker.engine.runner import RunnerOptions
+    from moebius_worker.preflight.build import build_kernels
+    from moebius_worker.preflight.run import PreflightError
+
+    options = RunnerOptions(
+        dummy_weights=dummy_weights, max_running=max_running, max_step_tokens=max_step_tokens
+    )
+    with step(console, "{}.{}".format(*architecture)) as doing:
+
+        def progress(phase: str, done: int, total: int) -> None:
+            doing.result = phase.removeprefix("preflight: ")
+            doing.update(doing.result)
+
         try:
-            compiler = find_compiler()
-            for source in sources:
-                for architecture in architectures:
-                    with step(console, source.name) as doing:
-                        doing.result = str(build(source, architecture, cache, compiler))
-        except CompileError as error:
+            build_kernels(open_checkpoint(model), options, architecture, progress)
+        except PreflightError as error:
             raise CliError(str(error)) from error
-
-
-kernels.command()(tune)
 
 
 def _architecture(text: str) -> tuple[int, int]:

@@ -76,14 +76,18 @@ def _points(model: str, load_format: str, counts: Sequence[int], experts_only: b
     from moebius_worker.checkpoint.checkpoint import open_checkpoint
     from moebius_worker.preflight.products import products_of
 
-    kind, _, form = load_format.partition(":")
-    if load_format != "auto" and kind != "dummy":
-        raise CliError(f"--load-format {load_format!r}: choose auto or dummy:FORM, such as dummy:nvfp4.")
-    dummy = None if load_format == "auto" else form or "bf16"
-    products: list[Product] = products_of(open_checkpoint(model), dummy)
+    products: list[Product] = products_of(open_checkpoint(model), dummy_form(load_format))
     if experts_only:
         products = [one for one in products if isinstance(one, ExpertProduct)]
     return find_tuner().points(products, counts)
+
+
+def dummy_form(load_format: str) -> str | None:
+    """The form of random weights, None for the checkpoint's."""
+    kind, _, form = load_format.partition(":")
+    if load_format != "auto" and kind != "dummy":
+        raise CliError(f"--load-format {load_format!r}: choose auto or dummy:FORM, such as dummy:nvfp4.")
+    return None if load_format == "auto" else form or "bf16"
 
 
 def _list(console: Console, points: "Iterable[Point]") -> None:

@@ -1,12 +1,14 @@
 """The whole engine on a GPU: decode and prefill of models of true dimensions with random weights.
 
 `make gpu-bench` runs it. Prints tokens per second beside the floor: the bytes that a step must read, at
-4.3 TB/s, with as many experts as uniform routing hits.
+4.3 TB/s, with as many experts as uniform routing hits; of a prompt the operations of its products in bf16, at
+790 TFLOP/s, without the attention's scores.
 """
 
 import argparse
 import cProfile
 import json
+import math
 import pstats
 import statistics
 import tempfile
@@ -20,56 +22,28 @@ import torch
 from moebius_kernels.operations import OPERATION_NAMES, Operations
 from moebius_kernels.registry import gather
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
-from moebius_worker.engine.models.moe import MoeDecoder
+from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.parameters import Matrix, Shard
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
-from moebius_worker.engine.types import Slice
+from moebius_worker.engine.types import Slice, StateStep
 
-BANDWIDTH = 4.3e12
-QWEN3_30B: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1e6,
+BANDWIDTH, FLOPS = 4.3e12, 790e12
+# The published configs.
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+MODELS: dict[str, dict[str, Any]] = {
+    name: json.loads((CONFIGS / f"{file}.json").read_text())
+    for name, file in {
+        "qwen3-30b": "Qwen3-30B-A3B",
+        "gpt-oss-20b": "gpt-oss-20b",
+        "gemma-4-26b": "gemma-4-26B-A4B-it",
+        # Qwen3.6-35B-A3B has the same sizes.
+        "qwen3.6-35b": "Qwen3.5-35B-A3B",
+    }.items()
 }
-GPT_OSS_20B: dict[str, Any] = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "vocab_size": 201088,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "sliding_window": 128,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 131072,
-    "rope_theta": 150000.0,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 32.0,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-        "original_max_position_embeddings": 4096,
-    },
-}
-MODELS = {"qwen3-30b": QWEN3_30B, "gpt-oss-20b": GPT_OSS_20B}
+CASES = (
+    *(f"qwen3-30b:{form}" for form in ("bf16", "fp8", "nvfp4", "q4_0", "q4_k")),
+    *("gpt-oss-20b:mxfp4", "gemma-4-26b:nvfp4", "qwen3.6-35b:nvfp4"),
+)
 PROMPT, OUTPUT = 128, 256
 STREAMS = (1, 8, 32, 64, 128)
 
@@ -81,8 +55,8 @@ def unproven(prefer: str) -> Operations:
         print(f"not here: {module}: {reason}")
     chosen = {}
     for name in OPERATION_NAMES:
-        functions = {backend.name: backend.function for backend in registry.of(name)}
-        chosen[name] = functions.get(prefer, functions["reference"])
+        backends = {backend.name: backend for backend in registry.of(name)}
+        chosen[name] = backends.get(prefer, backends["reference"]).bind()
     print(
         "by the reference:",
         *(name for name in OPERATION_NAMES if "reference" in str(chosen[name].__module__)),
@@ -90,9 +64,19 @@ def unproven(prefer: str) -> Operations:
     return Operations(**chosen)
 
 
+def shortened(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """With its first layers only."""
+    if "text_config" in config:
+        return config | {"text_config": shortened(config["text_config"], layers)}
+    fewer = config | {"num_hidden_layers": layers}
+    if "layer_types" in config:
+        fewer["layer_types"] = config["layer_types"][:layers]
+    return fewer
+
+
 def load(config: dict[str, Any], form: str, layers: int | None) -> ModelRunner:
     if layers is not None:
-        config = config | {"num_hidden_layers": layers}
+        config = shortened(config, layers)
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
         options = RunnerOptions(
@@ -107,8 +91,13 @@ def load(config: dict[str, Any], form: str, layers: int | None) -> ModelRunner:
 
 
 def floor(runner: ModelRunner, streams: int) -> float:
-    """Seconds of a step: experts that are hit, everything else once, keys and values at the mean length."""
-    model = runner._model
+    """Seconds of a step, see `step_bytes`."""
+    return step_bytes(runner._model, streams) / BANDWIDTH
+
+
+def step_bytes(model: Decoder, streams: int) -> float:
+    """Of the experts that are hit, of everything else once, of keys and values at the mean length, and of
+    linear states, which are read and written."""
     routed = others = 0
     for matrix in {slot.owner for slot in model.slots().values()}:
         nbytes = sum(tensor.nbytes for tensor in matrix.tensors)
@@ -116,12 +105,22 @@ def floor(runner: ModelRunner, streams: int) -> float:
             routed += nbytes
         elif matrix is not model.embedding or model.head is model.embedding:
             others += nbytes
-    assert isinstance(model, MoeDecoder)
-    hit = 1 - (1 - model.moe.per_token / model.moe.total) ** streams
+    hit = 1 - (1 - model.expert_share) ** streams
     context = PROMPT + OUTPUT / 2
     specs = model.caches.kv
     kept = sum(2 * 2 * spec.kv_heads * spec.key_dim * min(context, spec.window or context) for spec in specs)
-    return float((routed * hit + others + streams * kept) / BANDWIDTH)
+    kept += 2 * model.caches.state_bytes(torch.bfloat16)
+    return float(routed * hit + others + streams * kept)
+
+
+def prefill_operations(model: Decoder, tokens: int) -> float:
+    """Of the products with matrices; the head is needed once."""
+    numbers = 0.0
+    for matrix in {slot.owner for slot in model.slots().values()} - {model.embedding, model.head}:
+        if isinstance(matrix, Matrix) and not matrix.host:
+            share = model.expert_share if matrix.shard is Shard.EXPERT else 1.0
+            numbers += share * sum(math.prod(block.shape) for block in matrix.blocks)
+    return 2 * numbers * tokens
 
 
 class Streams:
@@ -138,7 +137,8 @@ class Streams:
 
     def slice(self, index: int, ids: tuple[int, ...], start: int) -> Slice:
         windows = self.windows[index] if self.runner.layout.window is not None else ()
-        return Slice(index, ids, start, self.pages[index], sample=True, window_pages=windows)
+        state = StateStep(index) if self.runner.layout.state_slots else None
+        return Slice(index, ids, start, self.pages[index], sample=True, window_pages=windows, state=state)
 
     def prefill(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -180,7 +180,7 @@ def replays(runner: ModelRunner, streams: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=["qwen3-30b:nvfp4"], help="model:form")
+    parser.add_argument("cases", nargs="*", default=CASES, help="model:form")
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
     parser.add_argument("--steps", type=int, default=OUTPUT - 16, help="decode steps that are timed")
@@ -216,7 +216,14 @@ def main() -> None:
                 flush=True,
             )
             figures.append(
-                {"case": case, "streams": streams, "tokens_per_s": streams / step, "floor": least / step}
+                {
+                    "case": case,
+                    "streams": streams,
+                    "tokens_per_s": streams / step,
+                    "ms": step * 1e3,
+                    "floor_ms": least * 1e3,
+                    "floor": least / step,
+                }
             )
             if arguments.profile:
                 profile(batch.decode)
@@ -225,15 +232,28 @@ def main() -> None:
         long = Streams(runner, 1, 8192)
         long.prefill()
         times = [timed(long.prefill) for _ in range(3)]
-        rate = 8192 / statistics.median(times)
-        print(f"prefill 8192: {rate:.0f} tok/s", flush=True)
-        figures.append({"case": case, "prefill": 8192, "tokens_per_s": rate})
+        taken, least = statistics.median(times), prefill_operations(runner._model, 8192) / FLOPS
+        print(
+            f"prefill 8192: {8192 / taken:.0f} tok/s, {taken * 1e3:.1f} ms, floor {least * 1e3:.1f} ms "
+            f"({least / taken:.0%})",
+            flush=True,
+        )
+        figures.append(
+            {
+                "case": case,
+                "prefill": 8192,
+                "tokens_per_s": 8192 / taken,
+                "ms": taken * 1e3,
+                "floor_ms": least * 1e3,
+                "floor": least / taken,
+            }
+        )
         if arguments.profile:
             profile(long.prefill)
         del runner, long, batch
         torch.cuda.empty_cache()
-    if arguments.out:
-        arguments.out.write_text(json.dumps(figures, indent=1))
+        if arguments.out:
+            arguments.out.write_text(json.dumps(figures, indent=1))
 
 
 def profile_host(work: Callable[[], None]) -> None:

@@ -1,20 +1,25 @@
 """Routed experts alone on the GPU: correctness at true dimensions, microseconds, and the tilings' table.
 
     python -m tests.bench.gpu_experts [--shapes qwen3 ...] [--formats nvfp4_words ...] [--tokens 1 8 ...]
-        [--tune kernels/moebius_kernels/triton/tables/hopper.json]
+        [--routing uniform zipf] [--out FILE] [--tune kernels/moebius_kernels/triton/tables/hopper.json]
 
 What is measured is what `moebius kernels tune` measures (`triton/tune_trials.py`); `--tune` looks for the
 best tilings, and writes them into the table that is shipped. Floors: bytes of the experts that were hit at
-4.3 TB/s, or operations at 790 TFLOP/s, whichever is longer.
+4.3 TB/s, or operations at 790 TFLOP/s, whichever is longer. With Zipf's law an expert is as likely as its
+rank is low.
 """
 
 import argparse
 import itertools
+import json
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from moebius_kernels.router import Route, topk_softmax
 from moebius_kernels.triton.expert_tiling import (
     ExpertShape,
     Measurement,
@@ -43,13 +48,48 @@ SHAPES = {
 }
 
 
+USUAL = ("bf16", "fp8_block", "nvfp4_words", "mxfp4_words", "int4", "q4_0", "q4_k")
+TOKENS = (1, 2, 8, 32, 64, 128, 512, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`least`: the floor, in microseconds; `hit`: experts with tokens; `error`: relative."""
+
+    shape: str
+    format: str
+    routing: str
+    tokens: int
+    microseconds: float
+    least: float
+    hit: int
+    error: float
+    tiling: str
+
+
+class SkewedTrials(ExpertTrials):
+    """Tokens go to the expert of rank r in proportion to 1 / r; which one that is differs from set to set."""
+
+    def inputs(self, tokens: int, seed: int = 0) -> tuple[torch.Tensor, Route]:
+        x, _ = super().inputs(tokens, seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        experts = self.product.experts
+        rank = 1 + torch.randperm(experts, generator=generator, device=self.device)
+        # The largest of these are drawn one after the other, without replacement, by their likelihoods.
+        noise = torch.empty(tokens, experts, device=self.device).exponential_(generator=generator)
+        return x, topk_softmax(-(noise.log() + rank.log()), self.product.top_k)
+
+
+ROUTING: dict[str, type[ExpertTrials]] = {"uniform": ExpertTrials, "zipf": SkewedTrials}
+
+
 def product_of(shape: str, form: str) -> ExpertProduct:
     return ExpertProduct(FORMATS[form], FORMATS[form], *SHAPES[shape])
 
 
-def trials_of(product: ExpertProduct, sets: int | None = None) -> ExpertTrials:
+def trials_of(product: ExpertProduct, sets: int | None = None, routing: str = "uniform") -> ExpertTrials:
     """`sets`: of weights; None: more than the L2 holds."""
-    return ExpertTrials(product, sets or sets_of(product, DEVICE), DEVICE)
+    return ROUTING[routing](product, sets or sets_of(product, DEVICE), DEVICE)
 
 
 def chosen(product: ExpertProduct, tokens: int) -> ExpertTiling:
@@ -58,13 +98,13 @@ def chosen(product: ExpertProduct, tokens: int) -> ExpertTiling:
     return expert_tiling(tokens, shape)
 
 
-def floor(trials: ExpertTrials, tokens: int) -> tuple[float, float]:
-    """Microseconds, and bytes of the experts hit."""
+def floor(trials: ExpertTrials, tokens: int) -> tuple[float, int]:
+    """Microseconds, and the experts that are hit."""
     product, [gate_up], down = trials.product, trials.weights[0].gate_up, trials.weights[0].down
-    hit = trials.inputs(tokens)[1].experts.unique().numel()
+    hit = int(trials.inputs(tokens)[1].experts.unique().numel())
     size = hit * (gate_up.nbytes + down.nbytes) / product.experts
     operations = 6 * tokens * product.top_k * product.hidden * product.inner
-    return 1e6 * max(size / BANDWIDTH, operations / FLOPS), size
+    return 1e6 * max(size / BANDWIDTH, operations / FLOPS), hit
 
 
 def say(event: Compiling | Trying | Dropped | Tuned) -> None:
@@ -76,27 +116,38 @@ def say(event: Compiling | Trying | Dropped | Tuned) -> None:
             print(f"{point.title} {point.tokens} {microseconds} us, was {usual} us, {tiling}", flush=True)
 
 
-def measure(products: list[tuple[str, ExpertProduct]], tokens: list[int]) -> None:
-    points = points_of([product for _, product in products], tokens)
+def measure(
+    cases: Sequence[tuple[str, str]], tokens: Sequence[int], routings: Sequence[str]
+) -> Iterator[Row]:
+    """Of each shape and format."""
+    points = points_of([product_of(*case) for case in cases], tokens)
     compile_ahead([(one, chosen(one.product, one.tokens)) for one in points], say)  # type: ignore[arg-type]
-    for name, product in products:
-        trials = trials_of(product)
+    for (shape, form), routing in itertools.product(cases, routings):
+        product = product_of(shape, form)
+        trials = trials_of(product, routing=routing)
         for count in tokens:
             tiling = chosen(product, count)
-            wrong, us = trials.error(count, tiling), trials.microseconds(count, tiling)
-            least, size = floor(trials, count)
-            print(
-                f"{name:19} {count:5} {us:7.1f} us {size / us / 1e3:5.0f} GB/s {100 * least / us:3.0f}% "
-                f"err {wrong:.1e} {short(tiling)}",
-                flush=True,
-            )
+            try:
+                wrong, us = trials.error(count, tiling), trials.microseconds(count, tiling)
+            except Exception as error:
+                print(f"{shape} {form} {count}: {type(error).__name__}: {error}", flush=True)
+                continue
+            yield Row(shape, form, routing, count, us, *floor(trials, count), wrong, short(tiling))
         del trials
         torch.cuda.empty_cache()
 
 
-def tune(products: list[tuple[str, ExpertProduct]], tokens: list[int], table: Path) -> None:
+def line(row: Row) -> str:
+    return (
+        f"{row.shape + ' ' + row.format:19} {row.routing:7} {row.tokens:5} {row.microseconds:7.1f} us, "
+        f"floor {row.least:6.1f} us ({row.least / row.microseconds:4.0%}), {row.hit:3} experts, "
+        f"err {row.error:.1e} {row.tiling}"
+    )
+
+
+def tune(cases: Sequence[tuple[str, str]], tokens: Sequence[int], table: Path) -> None:
     found = read_table(table) if table.exists() else []
-    for entry in measured(points_of([product for _, product in products], tokens), say):
+    for entry in measured(points_of([product_of(*case) for case in cases], tokens), say):
         assert isinstance(entry, Measurement)
         found = replaced(found, entry)
         write_table(table, found)
@@ -104,20 +155,24 @@ def tune(products: list[tuple[str, ExpertProduct]], tokens: list[int], table: Pa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", default=["qwen3"], choices=SHAPES)
-    parser.add_argument("--formats", nargs="+", default=["bf16", "nvfp4_words"], choices=FORMATS)
-    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 8, 32, 64, 128, 8192])
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--formats", nargs="+", default=USUAL, choices=FORMATS)
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--routing", nargs="+", default=list(ROUTING), choices=ROUTING)
+    parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
     parser.add_argument("--tune", type=Path)
     args = parser.parse_args()
     began = time.monotonic()
-    products = [
-        (f"{shape} {form}", product_of(shape, form))
-        for shape, form in itertools.product(args.shapes, args.formats)
-    ]
+    cases = list(itertools.product(args.shapes, args.formats))
     if args.tune:
-        tune(products, args.tokens, args.tune)
+        tune(cases, args.tokens, args.tune)
     else:
-        measure(products, args.tokens)
+        rows: list[Row] = []
+        for row in measure(cases, args.tokens, args.routing):
+            print(line(row), flush=True)
+            rows.append(row)
+            if args.out:
+                args.out.write_text(json.dumps([asdict(one) for one in rows], indent=1))
     print(f"{time.monotonic() - began:.0f} s")
 
 

@@ -32,6 +32,7 @@ from typing import Any
 
 import grpc
 import orjson
+import psutil
 import structlog
 
 from moebius_common.child import dies_with_us
@@ -42,6 +43,7 @@ from moebius_worker.sim.vocabulary import vocabulary
 from tests.bench.gpu_engine import MODELS, Streams
 from tests.bench.rig import Gateway, gateway, machine
 from tests.ports import free_port
+from tests.stack import until
 
 # For a look without a GPU.
 TINY: dict[str, Any] = {
@@ -82,6 +84,7 @@ class Case:
     streams: tuple[int, ...]
     prompt: int
     output: int
+    start_only: bool
 
     @property
     def max_model_len(self) -> int:
@@ -90,15 +93,31 @@ class Case:
 
 @dataclass(frozen=True)
 class Start:
-    """`seconds` until the worker was READY; `phases`: what it said that it was doing meanwhile."""
+    """`seconds` until the worker was READY; `said`: what it said that it did meanwhile, word for word."""
 
     seconds: float
-    phases: Mapping[str, float]
+    said: Mapping[str, float]
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """The same in a few words, in the order in which they came first."""
+        found: Counter[str] = Counter()
+        for words, seconds in self.said.items():
+            compiling = "compiling kernels" in words
+            found["compiling" if compiling else words.partition(":")[0]] += seconds
+        return dict(found)
 
     def __str__(self) -> str:
         parts = (f"{phase} {seconds:.1f}" for phase, seconds in self.phases.items() if seconds >= 0.05)
-        share = self.phases.get("preflight", 0.0) / self.seconds
-        return f"{self.seconds:.1f} s to READY, {share:.0%} of them preflight ({', '.join(parts)})"
+        return f"{self.seconds:.1f} s to READY ({', '.join(parts)})"
+
+    def longest(self, count: int = 12) -> str:
+        """What took longest, a line each."""
+        ordered = sorted(self.said.items(), key=lambda one: -one[1])[:count]
+        return "\n".join(f"{seconds:>8.2f} s  {words}" for words, seconds in ordered)
+
+    def record(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "phases": self.phases}
 
 
 def write_checkpoint(directory: Path, config: Mapping[str, Any]) -> None:
@@ -124,9 +143,17 @@ def within(values: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
+@dataclass(frozen=True)
+class Worker:
+    """One that is READY, and how it became so."""
+
+    address: str
+    pid: int
+    start: Start
+
+
 @contextlib.asynccontextmanager
-async def started(case: Case, model: Path, log: Path) -> AsyncIterator[tuple[str, Start]]:
-    """A worker that is READY: its address, and how it became so."""
+async def started(case: Case, model: Path, log: Path) -> AsyncIterator[Worker]:
     address = f"127.0.0.1:{free_port()}"
     begun = time.monotonic()
     with log.open("ab") as output:
@@ -138,31 +165,57 @@ async def started(case: Case, model: Path, log: Path) -> AsyncIterator[tuple[str
             stderr=output,
         )
     try:
-        async with grpc.aio.insecure_channel(address) as channel:
-            yield address, await _ready(process, WorkerStub(channel), begun, log)
+        yield Worker(address, process.pid, await _ready(address, begun, log, lambda: process.returncode))
     finally:
         if process.returncode is None:
             process.terminate()
         await process.wait()
 
 
-async def _ready(process: asyncio.subprocess.Process, stub: WorkerStub, begun: float, log: Path) -> Start:
-    phases: Counter[str] = Counter()
+async def _ready(
+    address: str, begun: float, log: Path, ended: Callable[[], int | None] = lambda: None
+) -> Start:
+    """Waits until it is. `ended`: the worker's exit status."""
+    said: Counter[str] = Counter()
     last = begun
-    while True:
-        phase = "process"
-        with contextlib.suppress(grpc.aio.AioRpcError):
+    # Tried again at once, not seconds later.
+    patience = [(f"grpc.{name}_reconnect_backoff_ms", 50) for name in ("initial", "min", "max")]
+    async with grpc.aio.insecure_channel(address, options=patience) as channel:
+        stub = WorkerStub(channel)
+        while True:
+            words = "process"
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                status = await stub.GetStatus(pb.GetStatusRequest())
+                words = status.load.phase or "engine process"
+                if status.state == pb.STATE_READY:
+                    return Start(time.monotonic() - begun, dict(said))
+                assert status.state != pb.STATE_FAILED, log.read_text()[-4000:]
+            assert ended() is None, log.read_text()[-4000:]
+            assert time.monotonic() < begun + START_SECONDS, f"not READY:\n{log.read_text()[-4000:]}"
+            await asyncio.sleep(0.02)
+            now = time.monotonic()
+            said[words] += now - last
+            last = now
+
+
+async def restarted(worker: Worker, log: Path) -> Start:
+    """Kills the engine: seconds until the front has another one."""
+    [engine] = [
+        child
+        for child in psutil.Process(worker.pid).children(recursive=True)
+        if "moebius_worker.engine" in child.cmdline()
+    ]
+    begun = time.monotonic()
+    engine.kill()
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        stub = WorkerStub(channel)
+
+        async def noticed() -> bool:
             status = await stub.GetStatus(pb.GetStatusRequest())
-            phase = status.load.phase.partition(":")[0] or "engine process"
-            if status.state == pb.STATE_READY:
-                return Start(time.monotonic() - begun, dict(phases))
-            assert status.state != pb.STATE_FAILED, log.read_text()[-4000:]
-        assert process.returncode is None, log.read_text()[-4000:]
-        assert time.monotonic() < begun + START_SECONDS, f"not READY:\n{log.read_text()[-4000:]}"
-        await asyncio.sleep(0.02)
-        now = time.monotonic()
-        phases[phase] += now - last
-        last = now
+            return bool(status.state != pb.STATE_READY)
+
+        await until(noticed, 10, "the engine is gone")
+    return await _ready(worker.address, begun, log)
 
 
 def prompts(case: Case, count: int) -> list[list[int]]:
@@ -284,18 +337,29 @@ async def best(rate: Callable[[], Awaitable[float]]) -> float:
     return max([await rate() for _ in range(ROUNDS)])
 
 
-async def served(case: Case, model: Path, log: Path) -> tuple[Start, Start, dict[int, tuple[float, float]]]:
-    """The cold start, the warm one, and by streams the rates of the worker and of the stack."""
-    async with started(case, model, log) as (_, cold):
-        print(f"cold: {cold}", flush=True)
-    async with started(case, model, log) as (address, warm):
-        print(f"warm: {warm}", flush=True)
+async def served(
+    case: Case, model: Path, log: Path
+) -> tuple[dict[str, Start], dict[int, tuple[float, float]]]:
+    """The starts: the cold one, the warm one, that of another engine in a worker that stays; and by streams
+    the rates of the worker and of the stack."""
+    starts: dict[str, Start] = {}
+
+    def tell(name: str, start: Start) -> None:
+        starts[name] = start
+        print(f"{name}: {start}\n{start.longest()}", flush=True)
+
+    async with started(case, model, log) as worker:
+        tell("cold", worker.start)
+    async with started(case, model, log) as worker:
+        tell("warm", worker.start)
+        tell("engine", await restarted(worker, log))
         rates: dict[int, tuple[float, float]] = {}
-        async with gateway([address]) as front:
-            for count in case.streams:
-                worker = await best(lambda count=count: through_worker(address, case, count))
-                rates[count] = worker, await best(lambda count=count: through_gateway(front, case, count))
-    return cold, warm, rates
+        if not case.start_only:
+            async with gateway([worker.address]) as front:
+                for count in case.streams:
+                    own = await best(lambda count=count: through_worker(worker.address, case, count))
+                    rates[count] = own, await best(lambda count=count: through_gateway(front, case, count))
+    return starts, rates
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -308,7 +372,10 @@ def measure(case: Case) -> dict[str, Any]:
         model.mkdir()
         write_checkpoint(model, CONFIGS[case.model])
         with within({name: str(caches / name) for name in CACHES}):
-            cold, warm, rates = asyncio.run(served(case, model, log))
+            starts, rates = asyncio.run(served(case, model, log))
+            records = {name: start.record() for name, start in starts.items()}
+            if case.start_only:
+                return {"case": asdict(case), "starts": records}
             # The worker is gone, and its memory is free.
             with within(environment(os.environ)), ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 engine = pool.submit(engine_rates, case, model).result()
@@ -329,7 +396,7 @@ def measure(case: Case) -> dict[str, Any]:
             f" {row['percent']:>14.1f} %",
             flush=True,
         )
-    return {"case": asdict(case), "cold": asdict(cold), "warm": asdict(warm), "rates": rows}
+    return {"case": asdict(case), "starts": records, "rates": rows}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -339,6 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=256, help="tokens of an answer")
+    parser.add_argument("--start-only", action="store_true", help="seconds to READY, no requests")
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
     options = parser.parse_args(arguments)
     print(machine())
@@ -346,7 +414,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.cases:
         model, _, form = name.partition(":")
         case = Case(
-            model, form or "bf16", options.device, tuple(options.streams), options.prompt, options.output
+            model,
+            form or "bf16",
+            options.device,
+            tuple(options.streams),
+            options.prompt,
+            options.output,
+            options.start_only,
         )
         figures.append(measure(case))
         if options.out:

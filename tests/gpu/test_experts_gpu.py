@@ -52,6 +52,27 @@ def test_tall_tiles_again_and_again(form, rows, tokens):
     assert max(trials.error(256, tiling) for _ in range(5)) < LIMIT
 
 
+@pytest.mark.parametrize(("shape", "form"), [("gpt-oss", "mxfp4_words"), ("gemma", "nvfp4_words")])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        Tiling(8, 64, 256, 4, 3),
+        Tiling(8, 16, 256, 2, 4, depth=2),
+        Tiling(16, 64, 128, 4, 4),
+        Tiling(16, 32, 128, 2, 4),
+        Tiling(32, 128, 128, 8, 3),
+        Tiling(32, 128, 128, 4, 3),
+        Tiling(64, 64, 64, 4, 3, swap=False),
+        Tiling(24, 64, 128, 4, 4, parts=3),
+    ],
+    ids=str,
+)
+def test_words_in_each_order_of_columns(shape, form, tile):
+    """Which register has which column is Triton's business; neither width is one that tiles divide."""
+    trials = gpu_experts.trials_of(gpu_experts.product_of(shape, form), 1)
+    assert trials.error(100, ExpertTiling(tile, tile)) < LIMIT
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(5120, 2048), (2048, 4096), (128, 2048), (32, 2880)])
 @pytest.mark.parametrize("form", ["bf16", "nvfp4_words", "fp8_block"])
 def test_each_dense_tiling(form, rows, columns):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -165,21 +166,26 @@ def test_the_door_costs_next_to_nothing() -> None:
 
     x, y = torch.randn(4, 128, device="cuda"), torch.empty(4, 64, device="cuda")
 
-    def median(function: Callable[[], None]) -> float:
-        times = []
-        for _ in range(20):
-            started = time.perf_counter()
-            for _ in range(200):
-                function()
-            times.append((time.perf_counter() - started) / 200)
-            torch.cuda.synchronize()
-        return sorted(times)[10] * 1e6
+    def seconds(function: Callable[[], None]) -> float:
+        started = time.perf_counter()
+        for _ in range(200):
+            function()
+        took = (time.perf_counter() - started) / 200
+        torch.cuda.synchronize()
+        return took
 
-    direct = median(lambda: _silu_times[(4,)](x, y, 64, BLOCK=64, num_warps=1))
-    door = median(lambda: launch(_silu_times, (4,), x, y, 64, BLOCK=64, num_warps=1))
-    print(f"launch: {direct:.1f} us directly, {door:.1f} us through the door")
+    def directly() -> None:
+        _silu_times[(4,)](x, y, 64, BLOCK=64, num_warps=1)
+
+    def through() -> None:
+        launch(_silu_times, (4,), x, y, 64, BLOCK=64, num_warps=1)
+
+    # By turns: the machine is not the same from one moment to the next.
+    times = [(seconds(directly), seconds(through)) for _ in range(30)]
+    direct, cost = median(one for one, _ in times) * 1e6, median(two - one for one, two in times) * 1e6
+    print(f"launch: {direct:.1f} us directly, {cost:.1f} us more through the door")
     # The aim is 2.
-    assert door - direct < 5
+    assert cost < 5
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +261,11 @@ def test_a_model_of_true_size_gets_a_plan_and_finds_it_again(checkpoint: Path, t
     draws = [choice for choice in plan.choices if choice.operation == "draw_tokens"]
     # With top-k or top-p, and without.
     assert len({choice.key for choice in draws}) == 2
-    assert {choice.backend for choice in draws} == {"triton"}, [choice.rejections for choice in draws]
+    verdicts = [one for choice in draws for one in choice.verdicts if one.backend == "triton"]
+    assert len(verdicts) == len(draws)
+    assert {one.rejected for one in verdicts} == {None}
+    # To find the best 256 takes either as long: the faster one has it.
+    assert all(choice.backend == "triton" for choice in draws if "truncated=False" in choice.key)
     crashed = {gate for _, gate in plan.rejections} & {"crash", "latched"}
     assert not crashed, plan.rejections
     for choice in plan.choices:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gpu.test_engine_gpu import CHECKPOINTS, load, triton
+from tests.gpu.gpu_models import CHECKPOINTS
+from tests.gpu.test_engine_gpu import load, triton
 from tests.worker.engine.engine_world import MODELS, Engine, is_empty, write_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from moebius_kernels.jit import flashinfer_cache
 from moebius_kernels.jit.cache import ArtefactCache, cache_root
 from moebius_kernels.jit.nvcc import CompileError, Compiler, CudaSource, build, find_compiler, key_of
 from moebius_kernels.jit.sources import digest, included, package_digest
@@ -210,6 +211,22 @@ def test_triton_keeps_its_kernels_in_our_cache(monkeypatch, tmp_path: Path) -> N
     use_directory(directory)
     assert directory.is_dir()
     assert os.environ["TRITON_CACHE_DIR"] == str(directory)
+
+
+def test_flashinfer_keeps_its_kernels_there_too_and_compiles_as_many_at_a_time_as_fit(
+    monkeypatch, tmp_path: Path
+) -> None:
+    directory = flashinfer_cache.flashinfer_directory(tmp_path, {"flashinfer-python": "0.7.2"})
+    assert directory != flashinfer_cache.flashinfer_directory(tmp_path, {"flashinfer-python": "0.7.3"})
+    for memory, jobs in ((100 << 30, "8"), (20 << 30, "3"), (1 << 30, "1")):
+        for name in ("FLASHINFER_WORKSPACE_BASE", "MAX_JOBS"):
+            monkeypatch.delenv(name, raising=False)
+        flashinfer_cache.use_directory(directory, cpus=8, memory=memory)
+        assert os.environ["FLASHINFER_WORKSPACE_BASE"] == str(directory)
+        assert os.environ["MAX_JOBS"] == jobs
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", "/elsewhere")
+    flashinfer_cache.use_directory(directory, cpus=8, memory=8 << 30)
+    assert os.environ["FLASHINFER_WORKSPACE_BASE"] == "/elsewhere"
 
 
 def test_compilations_are_counted_and_what_is_read_from_the_cache_is_none(tmp_path: Path) -> None:

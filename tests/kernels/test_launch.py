@@ -146,6 +146,9 @@ class _Triton:
     def __getitem__(self, grid):
         return lambda *args, **options: self.launches.append((grid, args, options))
 
+    def warmup(self, *args, grid, **options):
+        self.compiled = (grid, args, options)
+
 
 def test_a_triton_kernel_gets_its_grid_arguments_and_options() -> None:
     kernel = _Triton()
@@ -156,3 +159,10 @@ def test_a_triton_kernel_gets_its_grid_arguments_and_options() -> None:
         launch(kernel, (1, 70_000), 1, 2, BLOCK=64)
     with pytest.raises(LaunchError, match="2048"):
         launch(kernel, (1,), 1, num_warps=64)
+
+
+def test_without_numbers_a_kernel_is_compiled_and_not_launched() -> None:
+    kernel, sizes = _Triton(), torch.empty(4, device="meta")
+    launch(kernel, (1, 70_000), sizes, 2, BLOCK=64)
+    assert kernel.compiled == ((1, 70_000), (sizes, 2), {"BLOCK": 64})
+    assert kernel.launches == []

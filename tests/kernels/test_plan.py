@@ -42,6 +42,13 @@ def test_ranges_cover_every_count_once(largest: int) -> None:
     assert [count for one in ranges for count in range(one.first, one.last + 1)] == [*range(1, largest + 1)]
 
 
+@pytest.mark.parametrize(
+    ("running", "lasts"), [(4, (1, 2, 4, 8, 9)), (6, (1, 2, 4, 6, 8, 9)), (20, (1, 2, 4, 8, 9))]
+)
+def test_a_range_ends_at_the_most_decodes_that_a_step_has(running: int, lasts: tuple[int, ...]) -> None:
+    assert tuple(one.last for one in token_ranges(9, running)) == lasts
+
+
 def _choice(tokens: TokenRange, backend: str = "fast", captured: bool = True, key: str = "a key") -> Choice:
     return Choice("linear", key, tokens, backend, captured, (REFERENCE_VERDICT, FAST, BROKEN))
 

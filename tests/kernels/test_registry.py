@@ -2,6 +2,8 @@
 
 import inspect
 import sys
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -49,11 +51,18 @@ def test_every_operation_says_what_its_calls_consist_of() -> None:
 
 def test_every_backend_that_is_installed_has_the_signature_of_its_reference() -> None:
     for backend in gather().backends:
-        mine, its = (
+        mine, own, its = (
             [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
-            for function in (backend.function, getattr(REFERENCE, backend.operation))
+            for function in (backend.function, backend.bind(), getattr(REFERENCE, backend.operation))
         )
-        assert mine == its, str(backend)
+        assert mine == own == its, str(backend)
+
+
+def test_whoever_binds_a_backend_that_keeps_something_has_one_of_its_own() -> None:
+    shared = Backend("linear", "plain", REFERENCE.linear)
+    assert shared.bind() is shared.bind() is REFERENCE.linear
+    own = replace(shared, own=lambda: partial(REFERENCE.linear))
+    assert own.bind() is not own.bind()
 
 
 def test_a_key_is_the_same_for_all_token_counts_and_names_the_forms() -> None:

@@ -1,11 +1,11 @@
-"""E2M1 codes with the bits of each eight columns in the order in which GPU kernels expand them.
+"""E2M1 codes with columns and bits in the order in which GPU kernels expand them.
 
 NVFP4's factors, which have no sign, lose their denormal numbers: their sign bit becomes a fifth bit of the
 exponent, so that one multiplication and addition puts them into a bf16.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -19,12 +19,24 @@ from moebius_kernels.formats.nvfp4 import Nvfp4
 PLACES = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
 
 
+# Columns of four words, and those that a row of factors is a multiple of.
+CODED = 32
+SCALED = 256
+# E8M0's 2^10, and what is no number.
+INFINITE, _NAN = 137, 255
+
+
 @dataclass(frozen=True, slots=True)
 class E2m1Words:
-    """`base`, but for the order of the bits of `data`: of each 4 bytes, a little-endian word, the low half
-    has the codes of the even columns and the high half those of the odd ones, each as `PLACES` says.
+    """`base`, but for the order of codes and the lengths of rows, which are for whole columns of 32 and, of
+    factors, 256: zeros follow the last, so that kernels can copy rows by 16 bytes and factors by 4 or more.
 
-    NVFP4's `scale` is uint8 here: 5 bits of exponent, biased by 15, and 3 of mantissa; 0 is 2^-15.
+    Of each 32 columns, `data` has four little-endian words. Word w has columns 8 p + 2 w and, in its high
+    half, 8 p + 2 w + 1 for p = 0 to 3, with bits as `PLACES` says: in products of the tensor cores one thread
+    has all of these.
+
+    `scale` is uint8. NVFP4's has 5 bits of exponent, biased by 15, and 3 of mantissa; 0 is 2^-15. MXFP4's is
+    at most `INFINITE`, which stands for all from 2^10 on: products of bf16 have none.
     """
 
     base: Nvfp4 | Mxfp4
@@ -35,20 +47,30 @@ class E2m1Words:
 
     @property
     def components(self) -> Mapping[str, Component]:
-        components = dict(self.base.components)
-        if isinstance(self.base, Nvfp4):
-            components["scale"] = replace(components["scale"], dtype=torch.uint8)
-        return components
+        factors = SCALED // self.base.column_block
+        return {
+            **self.base.components,
+            "data": Component(torch.uint8, columns_per=CODED, items=CODED // 2),
+            "scale": Component(torch.uint8, columns_per=SCALED, items=factors),
+        }
 
     @property
     def column_block(self) -> int:
         return self.base.column_block
 
     def dequantize(self, parts: Mapping[str, torch.Tensor], columns: int) -> torch.Tensor:
-        natural = {**parts, "data": from_words(parts["data"])}
+        scale = parts["scale"][..., : columns // self.base.column_block]
         if isinstance(self.base, Nvfp4):
-            natural["scale"] = ((parts["scale"].int() << 20) + (112 << 23)).view(torch.float32)
-        return self.base.dequantize(natural, columns)
+            scale = ((scale.int() << 20) + (112 << 23)).view(torch.float32)
+        else:
+            scale = scale.masked_fill(scale == INFINITE, _NAN)
+        data = from_words(parts["data"])[..., : columns // 2]
+        return self.base.dequantize({**parts, "data": data, "scale": scale}, columns)
+
+
+def whole_rows(part: torch.Tensor, items: int) -> torch.Tensor:
+    """[..., n] with zeros up to a multiple of `items`."""
+    return torch.nn.functional.pad(part, (0, -part.shape[-1] % items))
 
 
 def wider_exponents(scale: torch.Tensor) -> torch.Tensor:
@@ -59,21 +81,23 @@ def wider_exponents(scale: torch.Tensor) -> torch.Tensor:
 
 
 def to_words(data: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., 4 n] with a code a nibble, the low one first -> the same with the bits in words' order."""
-    codes = unpack_nibbles(data).unflatten(-1, (-1, 4, 2)).int()
-    halves = torch.zeros_like(codes[..., 0, :])
+    """uint8 [..., n] with a code a nibble, the low one first -> the same in words, for whole 32 columns."""
+    codes = unpack_nibbles(whole_rows(data, CODED // 2))
+    # From [pair, word, half] to [word, half] for each pair.
+    pairs = codes.unflatten(-1, (-1, 4, 4, 2)).int()
+    halves = torch.zeros_like(pairs[..., 0, :, :])
     for pair, places in enumerate(PLACES):
         for bit, place in zip((3, 2, 1, 0), places, strict=True):
-            halves |= (codes[..., pair, :] >> bit & 1) << place
-    return torch.stack((halves & 255, halves >> 8), -1).to(torch.uint8).flatten(-3)
+            halves |= (pairs[..., pair, :, :] >> bit & 1) << place
+    return torch.stack((halves & 255, halves >> 8), -1).to(torch.uint8).flatten(-4)
 
 
 def from_words(words: torch.Tensor) -> torch.Tensor:
-    """The inverse of `to_words`."""
-    pairs = words.unflatten(-1, (-1, 2, 2)).int()
-    halves = pairs[..., 0] | pairs[..., 1] << 8
-    codes = torch.zeros((*halves.shape[:-1], 4, 2), dtype=torch.int32, device=words.device)
+    """The inverse of `to_words`, still for whole 32 columns."""
+    bytes = words.unflatten(-1, (-1, 4, 2, 2)).int()
+    halves = bytes[..., 0] | bytes[..., 1] << 8
+    codes = torch.zeros((*halves.shape[:-2], 4, 4, 2), dtype=torch.int32, device=words.device)
     for pair, places in enumerate(PLACES):
         for bit, place in zip((3, 2, 1, 0), places, strict=True):
-            codes[..., pair, :] |= (halves >> place & 1) << bit
-    return pack_nibbles(codes.flatten(-3).to(torch.uint8))
+            codes[..., pair, :, :] |= (halves >> place & 1) << bit
+    return pack_nibbles(codes.flatten(-4).to(torch.uint8))

@@ -14,10 +14,13 @@ class Fp8:
     """`data` e4m3fn [R, C] and `scale` fp32, one a block; the last blocks may be ragged.
 
     Value: data * scale. A factor for a row is (1, None), and one for the whole matrix is stored as one a row.
+    `rounds_activations`: the checkpoint declares that what is multiplied with it is FP8 too, so that products
+    may be those of `rounded_products.py`.
     """
 
     block_rows: int = 1
     block_columns: int | None = None
+    rounds_activations: bool = False
 
     @property
     def name(self) -> str:

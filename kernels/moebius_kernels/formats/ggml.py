@@ -10,21 +10,11 @@ from gguf.quants import dequantize
 
 from moebius_kernels.formats.format import Component
 from moebius_kernels.formats.ggml_blocks import DECODERS
+from moebius_kernels.formats.ggml_codebooks import CODEBOOKS
 
-# Decoded by the package `gguf`, on the CPU: most of them look their values up in long tables.
-_BY_PACKAGE = frozenset(
-    {
-        Type.IQ1_S,
-        Type.IQ1_M,
-        Type.IQ2_XXS,
-        Type.IQ2_XS,
-        Type.IQ2_S,
-        Type.IQ3_XXS,
-        Type.IQ3_S,
-        Type.NVFP4,
-    }
-)
-GGML_TYPES = frozenset(DECODERS) | _BY_PACKAGE
+# Decoded by the package `gguf`, on the CPU: models have this type in the form `Nvfp4`.
+_BY_PACKAGE = frozenset({Type.NVFP4})
+GGML_TYPES = frozenset(DECODERS) | frozenset(CODEBOOKS) | _BY_PACKAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +38,10 @@ class Ggml:
 
     def dequantize(self, parts: Mapping[str, torch.Tensor], columns: int) -> torch.Tensor:
         data = parts["data"]
+        _, block_bytes = GGML_QUANT_SIZES[self.type]
+        if (look_up := CODEBOOKS.get(self.type)) is not None:
+            return look_up(data.unflatten(-1, (-1, block_bytes))).values.flatten(-2)
         if (decode := DECODERS.get(self.type)) is not None:
-            _, block_bytes = GGML_QUANT_SIZES[self.type]
             return decode(data.unflatten(-1, (-1, block_bytes))).flatten(-2)
         values = dequantize(data.contiguous().cpu().numpy(), self.type)
         return torch.from_numpy(values).to(data.device)

@@ -9,16 +9,25 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 
 from moebius_kernels.formats.codes import pack_nibbles
-from moebius_kernels.formats.e2m1_words import E2m1Words, to_words, wider_exponents
+from moebius_kernels.formats.e2m1_words import (
+    INFINITE,
+    SCALED,
+    E2m1Words,
+    to_words,
+    whole_rows,
+    wider_exponents,
+)
 from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.formats.ggml import Ggml
 from moebius_kernels.formats.ggml_blocks import (
     BITS,
     CRUMBS,
+    DECODERS,
     NIBBLES,
     factors_and_minima,
     fields,
 )
+from moebius_kernels.formats.ggml_codebooks import CODEBOOKS
 from moebius_kernels.formats.int_group import IntGroup
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
@@ -68,13 +77,13 @@ def _nvfp4(data: torch.Tensor, scale: torch.Tensor, row_scale: torch.Tensor) -> 
     zero = (scale.float() == 0).repeat_interleave(8, -1)
     return {
         "data": to_words(data.masked_fill(zero, 0)),
-        "scale": wider_exponents(scale),
+        "scale": whole_rows(wider_exponents(scale), SCALED // 16),
         "row_scale": row_scale,
     }
 
 
 def _plain_mxfp4(data: torch.Tensor, scale: torch.Tensor) -> Parts:
-    return {"data": to_words(data), "scale": scale}
+    return {"data": to_words(data), "scale": whole_rows(scale.clamp(max=INFINITE), SCALED // 32)}
 
 
 def _q4_0(data: torch.Tensor) -> Parts:
@@ -86,7 +95,8 @@ def _q8_0(data: torch.Tensor) -> Parts:
 
 
 def _mxfp4(data: torch.Tensor) -> Parts:
-    return {"data": to_words(pack_nibbles(fields(data[..., 1:], 16, NIBBLES))), "scale": data[..., :1]}
+    codes = pack_nibbles(fields(data[..., 1:], 16, NIBBLES))
+    return _plain_mxfp4(codes.flatten(1), data[..., 0])
 
 
 def _legacy(data: torch.Tensor, *, bits: int, minimum: bool) -> Parts:
@@ -143,6 +153,30 @@ def _iq4_xs(data: torch.Tensor) -> Parts:
     }
 
 
+def _ternary(data: torch.Tensor, *, type: Type) -> Parts:
+    """TQ1_0, TQ2_0 and Q1_0: numbers are 1, 0 or -1 times their block's factor; in TQ2_0 2 could be, too."""
+    factor = _half(data, {Type.TQ1_0: 52, Type.TQ2_0: 64, Type.Q1_0: 0}[type])
+    codes = torch.where(factor == 0, 0.0, DECODERS[type](data) / factor).int() + 8
+    return {"data": pack_nibbles(codes.to(torch.uint8)), "scale": factor.half()}
+
+
+def _looked_up(data: torch.Tensor, *, type: Type, bits: int) -> Parts:
+    """Of the types with tables those whose entries make codes of 5 or 6 bits."""
+    looked = CODEBOOKS[type](data)
+    codes = looked.codes + (1 << bits - 1)
+    return {
+        "low": pack_plane(codes & 15, 4),
+        "high": pack_plane(codes >> 4, bits - 4),
+        "scale": looked.factors.to(torch.int8),
+        "super": looked.unit,
+    }
+
+
+def _iq2(data: torch.Tensor, *, type: Type) -> Parts:
+    looked = CODEBOOKS[type](data)
+    return {"data": looked.codes.view(torch.uint8) ^ 128, "scale": (looked.unit * looked.factors).bfloat16()}
+
+
 def _centred(factor: torch.Tensor, minimum: torch.Tensor, bits: int) -> torch.Tensor:
     """Factors and offsets of codes minus half their range, alternating."""
     offset = minimum + (1 << bits - 1) * factor
@@ -155,6 +189,16 @@ def _half(data: torch.Tensor, start: int) -> torch.Tensor:
 
 
 _Packer = tuple[Format, Callable[..., Parts]]
+# Columns that share a factor; before these, bits of a code.
+_TERNARY = ((Type.TQ1_0, 256), (Type.TQ2_0, 256), (Type.Q1_0, 128))
+_LOOKED_UP = ((Type.IQ1_S, 5, 32), (Type.IQ1_M, 5, 16), (Type.IQ3_XXS, 6, 32), (Type.IQ3_S, 5, 32))
+_IQ2 = ((Type.IQ2_XXS, 32), (Type.IQ2_XS, 16), (Type.IQ2_S, 16))
+
+
+def _larger(form: Format, split: Callable[..., Parts], type: Type, **more: int) -> _Packer:
+    return form, partial(split, type=type, **more)
+
+
 _PACKERS: Mapping[Type, _Packer] = MappingProxyType(
     {
         Type.Q4_0: (IntGroup(4, 32, False, torch.float16), _q4_0),
@@ -173,5 +217,15 @@ _PACKERS: Mapping[Type, _Packer] = MappingProxyType(
         Type.Q5_K: (Planes("q5_k", 4, 1, 32, "centred"), partial(_q45_k, bits=5)),
         Type.Q6_K: (Planes("q6_k", 4, 2, 16, "super"), _q6_k),
         Type.IQ4_XS: (Planes("iq4_xs", 4, 0, 32, "super", table=True), _iq4_xs),
+        # Larger than in the files, so that the same kernels read them.
+        **{
+            type: _larger(IntGroup(4, group, False, torch.float16), _ternary, type)
+            for type, group in _TERNARY
+        },
+        **{
+            type: _larger(Planes(type.name.lower(), 4, bits - 4, group, "super"), _looked_up, type, bits=bits)
+            for type, bits, group in _LOOKED_UP
+        },
+        **{type: _larger(IntGroup(8, group, False, torch.bfloat16), _iq2, type) for type, group in _IQ2},
     }
 )

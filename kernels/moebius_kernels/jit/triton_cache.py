@@ -1,7 +1,7 @@
 """Triton's compiled kernels in our cache, and how many it compiles once nobody should have to wait for it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from moebius_kernels.jit.sources import digest
 TRITON_CACHE_DIR = "TRITON_CACHE_DIR"
 
 
-def triton_directory(root: Path, versions: dict[str, str]) -> Path:
+def triton_directory(root: Path, versions: Mapping[str, str]) -> Path:
     """Where Triton keeps kernels, by what compiled them; it keys them by their own contents."""
     return root / "triton" / digest(versions)
 
@@ -21,6 +21,15 @@ def use_directory(directory: Path) -> None:
     """For this process and those that it starts; to be called before Triton compiles anything."""
     directory.mkdir(parents=True, exist_ok=True)
     os.environ[TRITON_CACHE_DIR] = str(directory)
+
+
+def hash_compiler() -> None:
+    """What Triton does once in a process, when it looks for its first kernel: it reads itself, which takes a
+    second. For a thread: the interpreter is free meanwhile."""
+    if find_spec("triton") is not None:
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def watch_compilations(compiled: Callable[[str], None]) -> None:

@@ -101,7 +101,7 @@ def _clear_tiles(tiles, begin, bound):
         begin += 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["pairs", "bound"])
 def _align_few(
     experts, slots, sorted_pairs, tiles, pairs, num_slots, bound,
     SLOTS: tl.constexpr, BINS: tl.constexpr, TOKENS: tl.constexpr, OWN: tl.constexpr, PAIRS: tl.constexpr,
@@ -135,7 +135,7 @@ def _align_few(
         _clear_tiles(tiles, tl.sum(tiles_of, 0), bound)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["pairs"])
 def _count(
     experts, slots, counts, pairs, num_slots, SLOTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr
 ):
@@ -146,7 +146,7 @@ def _count(
     tl.store(counts + chunk * BINS + tl.arange(0, BINS), found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["chunks"])
 def _scan(counts, slot_table, chunks, BINS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
     """Each chunk's counts become those of all chunks before it."""
     bin = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
@@ -163,7 +163,7 @@ def _scan(counts, slot_table, chunks, BINS: tl.constexpr, WIDTH: tl.constexpr, S
     tl.store(slot_table + bin, total, bin < BINS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["bound"])
 def _begin(slot_table, tiles, num_slots, bound, BINS: tl.constexpr, TOKENS: tl.constexpr):
     bin = tl.arange(0, BINS)
     counts = tl.load(slot_table + bin)
@@ -173,7 +173,7 @@ def _begin(slot_table, tiles, num_slots, bound, BINS: tl.constexpr, TOKENS: tl.c
     _clear_tiles(tiles, tl.sum(tiles_of, 0), bound)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["pairs"])
 def _scatter(
     experts, slots, counts, slot_table, sorted_pairs, tiles, pairs, num_slots,
     SLOTS: tl.constexpr, BINS: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr,

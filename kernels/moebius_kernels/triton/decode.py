@@ -8,8 +8,10 @@ ASM: with the instructions of `decode_asm.py`, else in plain Triton, as its inte
 import triton
 import triton.language as tl
 
+from moebius_kernels.formats.e2m1_words import CODED, SCALED
 from moebius_kernels.formats.ggml_blocks import IQ4_NL
 from moebius_kernels.triton import decode_asm
+from moebius_kernels.triton.decode_words import expanded, is_words, word_factors
 
 # Bits of a code: in its low plane, in its high one. Codes of 8 bits are read four a word, others eight.
 _BITS = {
@@ -29,6 +31,7 @@ _BITS = {
 # E4M3's exponent bias, in bf16's.
 _E4M3_FACTOR = tl.constexpr(2.0**120)
 _SUPER = tl.constexpr(256)
+_SCALED = tl.constexpr(SCALED)
 _BOTH_BF16 = tl.constexpr(decode_asm.BOTH_BF16)
 
 
@@ -46,6 +49,13 @@ def high_bits(code: str) -> int:
 def codes_an_element(code: str) -> int:
     """How many columns an element of the low plane has."""
     return 1 if code == "bf16" else 4 if _BITS[code][0] == 8 else 8
+
+
+@triton.constexpr_function
+def codes_of_row(code: str, columns: int) -> int:
+    """Elements of the low plane, or numbers that a row has."""
+    whole = CODED if code.endswith("_words") else 1
+    return -(-columns // whole) * whole // codes_an_element(code)
 
 
 @triton.constexpr_function
@@ -71,10 +81,8 @@ def is_affine(scales: str) -> bool:
 
 def _assemblies() -> dict[tuple[str, bool], str]:
     special = {
-        "nvfp4": decode_asm.e2m1_codes("e4m3", words=False),
-        "mxfp4": decode_asm.e2m1_codes("e8m0", words=False),
-        "nvfp4_words": decode_asm.e2m1_codes("e4m3", words=True),
-        "mxfp4_words": decode_asm.e2m1_codes("e8m0", words=True),
+        "nvfp4": decode_asm.e2m1_codes("e4m3"),
+        "mxfp4": decode_asm.e2m1_codes("e8m0"),
         "iq4_nl": decode_asm.iq4_nl_codes(),
         "e4m3": decode_asm.e4m3_codes(),
     }
@@ -82,13 +90,15 @@ def _assemblies() -> dict[tuple[str, bool], str]:
     for affine in (False, True):
         found["int8", affine] = decode_asm.byte_codes(affine)
         for code, (low, high) in _BITS.items():
-            if code not in special and code != "int8":
+            if code not in special and code != "int8" and not code.endswith("_words"):
                 found[code, affine] = decode_asm.int_codes(low, high, affine)
     return found
 
 
 # By code, and whether there are offsets.
 _ASSEMBLY = _assemblies()
+# Triton knows a compiled kernel by the constants that its functions name, and not by what they look up.
+_LOOKED_UP = tl.constexpr(repr((_BITS, _ASSEMBLY)))
 
 
 @triton.constexpr_function
@@ -111,16 +121,21 @@ def load_tile(
     codes, high, scale, extra, hint, row, block_row, column,
     C: tl.constexpr, EVEN: tl.constexpr, CODE: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr, POLICY: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, IN_ORDER: tl.constexpr,
 ):  # fmt: skip
     """bf16 (fp32 without ASM) [ROWS, COLUMNS]: columns from `column` on of rows `row` int64; 0 beyond C.
 
     `hint` from `octet_hint`. `block_row` int64 [ROWS]: the rows of the scales, where rows share them. EVEN:
-    no tile goes beyond C.
-    WIDE: scales of a byte are read by fours.
+    no tile goes beyond C. WIDE: scales of a byte are read by fours. IN_ORDER: of forms of words, see
+    `decode_words.py`.
     """
+    tl.static_assert(_LOOKED_UP != "")
     if CODE == "bf16":
         tile = _load(codes, row, column, C, COLUMNS, EVEN, POLICY)
+    elif is_words(CODE):
+        words = _load(codes, row, column // 8, codes_of_row(CODE, C), COLUMNS // 8, EVEN, POLICY)
+        factors = _word_factors(scale, row, column // 32, C, EVEN, CODE, ROWS, COLUMNS // 32, ASM)
+        tile = expanded(words + hint, factors, CODE, ROWS, COLUMNS, ASM, IN_ORDER)
     else:
         PER: tl.constexpr = codes_an_element(CODE)
         low = _load(codes, row, column // PER, C // PER, COLUMNS // PER, EVEN, POLICY).to(tl.int32)
@@ -165,6 +180,27 @@ def _load(
     else:
         found = tl.load(pointers, (at < WIDTH)[None, :], 0, eviction_policy=POLICY)
     return found
+
+
+@triton.jit
+def _word_factors(
+    scale, row, first,
+    C: tl.constexpr, EVEN: tl.constexpr, CODE: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """Those of COUNT times 32 columns, as `expanded` takes them."""
+    WIDTH: tl.constexpr = (C + _SCALED - 1) // _SCALED * (_SCALED // 32)
+    PER: tl.constexpr = 2 if CODE == "nvfp4_words" else 4
+    if COUNT % PER == 0:
+        # Less than a word a thread could not be copied asynchronously.
+        words = scale.to(tl.pointer_type(tl.int32))
+        found = _load(words, row, first // PER, WIDTH // PER, COUNT // PER, EVEN, "")
+        factors = word_factors(found, PER, CODE, ROWS, ASM)
+    else:
+        one = scale.to(tl.pointer_type(tl.int16)) if CODE == "nvfp4_words" else scale
+        found = _load(one, row, first, WIDTH, COUNT, EVEN, "").to(tl.int32)
+        factors = word_factors(found, 1, CODE, ROWS, ASM)
+    return factors
 
 
 @triton.jit
@@ -285,10 +321,7 @@ def _plain(
     low, high, factor, offset,
     CODE: tl.constexpr, SCALES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    if CODE == "nvfp4_words" or CODE == "mxfp4_words":
-        code = _from_words(low, ROWS, COLUMNS)
-    else:
-        code = _fields(low, low_bits(CODE), ROWS, COLUMNS)
+    code = _fields(low, low_bits(CODE), ROWS, COLUMNS)
     if high_bits(CODE) > 0:
         code = code | (_fields(high, high_bits(CODE), ROWS, COLUMNS) << low_bits(CODE))
     if CODE == "e4m3":
@@ -297,8 +330,6 @@ def _plain(
         number = _e2m1(code)
         if CODE == "nvfp4":
             factor = _float8(factor)
-        elif CODE == "nvfp4_words":
-            factor = ((factor << 20) + (112 << 23)).to(tl.float32, bitcast=True)
         else:
             bits = tl.where(factor == 0, 1 << 22, factor << 23)  # 2^-127 is a denormal number
             factor = bits.to(tl.float32, bitcast=True)
@@ -319,18 +350,6 @@ def _fields(words, BITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
     column = tl.arange(0, PER)
     shift = column * BITS if BITS >= 4 else (column // 2 + column % 2 * 4) * BITS
     return ((words[:, :, None] >> shift[None, None, :]) & ((1 << BITS) - 1)).reshape(ROWS, COLUMNS)
-
-
-@triton.jit
-def _from_words(words, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The same of words with the bits in the order of `formats/e2m1_words.py`."""
-    column = tl.arange(0, 8)[None, None, :]
-    half = (words[:, :, None] >> (column % 2 * 16)) & 0xFFFF
-    pair = column // 2
-    shifted = half << (3 * pair)
-    near = ((shifted >> 12) & 8) | ((shifted >> 6) & 7)
-    last = ((half >> 11) & 8) | ((half >> 11) & 4) | ((half >> 10) & 3)
-    return tl.where(pair < 3, near, last).reshape(ROWS, COLUMNS)
 
 
 @triton.jit

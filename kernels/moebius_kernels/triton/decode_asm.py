@@ -93,18 +93,14 @@ def e4m3_codes() -> str:
     return _block(lines)
 
 
-def e2m1_codes(scale: str, words: bool) -> str:
-    """E2M1 codes times a scale byte, "e4m3" (its sign is not read) or "e8m0", times 2^-8.
+def e2m1_codes(scale: str) -> str:
+    """E2M1 codes, a nibble each, times a scale byte, "e4m3" (its sign is not read) or "e8m0", times 2^-8.
 
     The codes' bits, placed in a bf16, are 2^-126 of their values; the factor is 2^118 times the scale, so
-    that nothing is ever denormal and each product exact. E8M0 scales above 2^9 become infinite. `words`: the
-    bits are in the order of `formats/e2m1_words.py`, else each code is a nibble.
+    that nothing is ever denormal and each product exact. E8M0 scales above 2^9 become infinite.
     """
-    lines = [".reg .b32 q, h, t, u, v, s, a, b, zero;", f"mov.b32 zero, {_MINUS_ZERO};"]
-    if scale == "e4m3" and words:
-        # Doubled into both halves, and 2^118 added to the exponent, all at once.
-        lines += ["mad.lo.u32 s, $9, 0x00100010, 0x73007300;"]
-    elif scale == "e4m3":
+    lines = [".reg .b32 q, h, t, u, s, a, b, zero;", f"mov.b32 zero, {_MINUS_ZERO};"]
+    if scale == "e4m3":
         # Multiplied by 2^4 and doubled into both halves at once, then by 2^127 and 2^111.
         lines += ["and.b32 s, $9, 0x7f;", "mul.lo.u32 s, s, 0x00100010;"]
         lines += ["mov.b32 a, 0x7f007f00;", "mov.b32 b, 0x77007700;"]
@@ -113,17 +109,43 @@ def e2m1_codes(scale: str, words: bool) -> str:
         lines += ["min.u32 s, $9, 137;", "mad.lo.u32 s, s, 0x00800080, 0x3b003b00;"]
     lines += ["mov.b32 q, $8;", "shl.b32 h, q, 4;"]
     for pair in range(4):
-        if not words:
-            lines += [f"prmt.b32 t, h, q, 0x{pair * 0x1111 + 0x4400:04x};", "shr.u32 u, t, 6;"]
-            lines += ["and.b32 u, u, 0x01c001c0;", f"lop3.b32 t, t, 0x80008000, u, {_LUT_AND_OR};"]
-        elif pair < 3:
+        lines += [f"prmt.b32 t, h, q, 0x{pair * 0x1111 + 0x4400:04x};", "shr.u32 u, t, 6;"]
+        lines += ["and.b32 u, u, 0x01c001c0;", f"lop3.b32 t, t, 0x80008000, u, {_LUT_AND_OR};"]
+        lines += ["fma.rn.bf16x2 t, t, s, zero;", _out(pair)]
+    return _block(lines)
+
+
+def word_factors(scale: str, count: int) -> str:
+    """From a word with the factors of 32 columns each, as `formats/e2m1_words.py` has them, `count` words for
+    `e2m1_words`: two bf16 that are 2^118 times the factors, "e4m3" one of two bytes in each half, "e8m0" that
+    of a byte in both."""
+    lines = []
+    for index in range(count):
+        out = f"${index}"
+        if scale == "e4m3":
+            lines += [f"prmt.b32 {out}, ${count}, 0, 0x{0x4140 + index * 0x0202:04x};"]
+            lines += [f"mad.lo.u32 {out}, {out}, 16, 0x73007300;"]
+        else:
+            lines += [f"prmt.b32 {out}, ${count}, 0, 0x{0x4440 + index:04x};"]
+            lines += [f"mad.lo.u32 {out}, {out}, 0x00800080, 0x3b003b00;"]
+    return _block(lines)
+
+
+def e2m1_words() -> str:
+    """As `e2m1_codes`, of a word in the order of `formats/e2m1_words.py` and factors of `word_factors`: the
+    lower one is for the first two pairs, the other for the last two."""
+    lines = [".reg .b32 q, t, u, v, first, last, zero;", ".reg .b16 a, b;", f"mov.b32 zero, {_MINUS_ZERO};"]
+    # A multiplication can take one half twice.
+    lines += ["mov.b32 {a, b}, $9;", "mov.b32 first, {a, a};", "mov.b32 last, {b, b};", "mov.b32 q, $8;"]
+    for pair in range(4):
+        if pair < 3:
             # A product is no integer unit's business.
             lines += [f"mul.lo.u32 t, q, {1 << 3 * pair};", "and.b32 t, t, 0x81c081c0;"]
         else:
             lines += ["mul.lo.u32 t, q, 2;", "and.b32 t, t, 0x80008000;", "shr.u32 u, q, 5;"]
             lines += [f"lop3.b32 t, u, 0x01000100, t, {_LUT_AND_OR};", "shr.u32 v, q, 4;"]
             lines += [f"lop3.b32 t, v, 0x00c000c0, t, {_LUT_AND_OR};"]
-        lines += ["fma.rn.bf16x2 t, t, s, zero;", _out(pair)]
+        lines += [f"fma.rn.bf16x2 t, t, {'first' if pair < 2 else 'last'}, zero;", _out(pair)]
     return _block(lines)
 
 

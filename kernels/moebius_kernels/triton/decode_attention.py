@@ -101,7 +101,7 @@ def decode_attention(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["most_splits"])
+@triton.jit(do_not_specialize=["most_splits"], do_not_specialize_on_alignment=["table_row"])
 def _decode(
     q, key_numbers, key_scales, value_numbers, value_scales, sinks, output,
     partial, arrivals, block_tables, first_rows, num_keys,

@@ -46,7 +46,7 @@ def _expand(
     column = tl.program_id(1) * COLUMNS
     w = load_tile(
         codes, high, scale, extra, octet_hint(codes), row, row // BLOCK_ROWS, column,
-        C, C % COLUMNS == 0, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, "", False,
+        C, C % COLUMNS == 0, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, "", False, True,
     )  # fmt: skip
     factor = tl.full((ROWS,), accumulator_factor(CODE, ASM), tl.float32)
     if ROW_SCALE:

@@ -22,6 +22,8 @@ from moebius_kernels.triton.tiling_tables import (
 )
 
 TABLE = Path(__file__).parent / "tables" / "hopper.json"
+# The code of products by `fp8_gemm.py`.
+FP8_BY_FP8 = "e4m3 by e4m3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,15 @@ def expert_tiling(tokens: int, shape: ExpertShape) -> ExpertTiling:
 def rules(tokens: int, shape: ExpertShape) -> ExpertTiling:
     """From what was measured on an H200. Tiles are about as high as an expert has tokens."""
     expected = tokens * shape.top_k / shape.experts
+    if shape.gate_up == FP8_BY_FP8:
+        return _rounded(expected)
     if tokens == 1:
         return ExpertTiling(_one_token(shape.gate_up), _one_token_down(shape.down))
     if expected <= 5:
         return ExpertTiling(_eight(shape.gate_up, gated=True), _eight(shape.down, gated=False))
+    if shape.gate_up.endswith("_words") and shape.down.endswith("_words") and expected <= 40:
+        tile = Tiling(16, 64, 256, 4, 3) if expected <= 12 else Tiling(32, 64, 128, 4, 3)
+        return ExpertTiling(tile, tile)
     if expected <= 12:
         return ExpertTiling(_sixteen(shape.gate_up), _sixteen(shape.down))
     if expected <= 64:
@@ -64,6 +71,13 @@ def rules(tokens: int, shape: ExpertShape) -> ExpertTiling:
     if shape.gate_up == "bf16":
         return ExpertTiling(Tiling(128, 128, 64, 8, 4), down)
     return ExpertTiling(Tiling(128, 64, 128, 4, 2), down)
+
+
+def _rounded(expected: float) -> ExpertTiling:
+    """Steps are the 128 columns that have a factor; tiles of down with 256 rows are two products."""
+    if expected <= 32:
+        return ExpertTiling(Tiling(64, 128, 128, 4, 2), Tiling(64, 256, 128, 4, 2))
+    return ExpertTiling(Tiling(128, 128, 128, 8, 4), Tiling(128, 256, 128, 8, 4))
 
 
 def _one_token(code: str) -> Tiling:

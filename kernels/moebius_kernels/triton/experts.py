@@ -17,7 +17,7 @@ from moebius_kernels.triton.align import align, most_tiles
 from moebius_kernels.triton.expert_tiling import ExpertShape, expert_tiling
 from moebius_kernels.triton.gemm import Gated, Routing, gemm, layout_for
 from moebius_kernels.triton.layouts import layout_of
-from moebius_kernels.triton.targets import ARCHITECTURES, overlapping
+from moebius_kernels.triton.targets import ARCHITECTURES, overlapping, power_of_two
 from moebius_kernels.triton.tiling import ExpertTiling
 
 _FEW_PAIRS = 128
@@ -30,7 +30,7 @@ def routed_experts(
     tokens, top_k = route.experts.shape
     if not tokens:
         return torch.empty_like(x)
-    tiling = expert_tiling(tokens, shape_of(weights, top_k))
+    tiling = expert_tiling(power_of_two(tokens), shape_of(weights, top_k))
     return tiled_experts(x, route, weights, activation, tiling)
 
 
@@ -62,16 +62,25 @@ def tiled_experts(
     dtype = x.dtype if splits == 1 else torch.float32
     outputs = torch.empty(splits, pairs, hidden, dtype=dtype, device=x.device)
     gemm(middle[0], weights.down, outputs, routing(1), tiling.down, stream=stream)
-    y = torch.empty_like(x)
+    return sum_experts(outputs, experts, route.weights, weights)
+
+
+def sum_experts(
+    outputs: torch.Tensor, experts: torch.Tensor, route_weights: torch.Tensor, weights: ExpertWeights
+) -> torch.Tensor:
+    """outputs [splits, T * K, H], of each pair; experts int64 [T, K], contiguous -> bf16 [T, H]."""
+    splits, pairs, hidden = outputs.shape
+    tokens, top_k = experts.shape
+    y = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=outputs.device)
     # Few tokens: more programs than these would have with long rows.
     block = 256 if tokens <= 64 else 1024
     launch(
         _sum_experts,
         (tokens * triton.cdiv(hidden, block),),
-        outputs, experts, experts if weights.slots is None else weights.slots, route.weights.contiguous(),
-        x if weights.down_bias is None else weights.down_bias, y, pairs,
+        outputs, experts, experts if weights.slots is None else weights.slots, route_weights.contiguous(),
+        outputs if weights.down_bias is None else weights.down_bias, y, pairs,
         SLOTS=weights.slots is not None, BIAS=weights.down_bias is not None,
-        TOP_K=top_k, SPLITS=splits, HIDDEN=hidden, BLOCK=block, num_warps=block // 128, **overlapping(x),
+        TOP_K=top_k, SPLITS=splits, HIDDEN=hidden, BLOCK=block, num_warps=block // 128, **overlapping(y),
     )  # fmt: skip
     return y
 
@@ -89,7 +98,7 @@ def _routing(experts: torch.Tensor, weights: ExpertWeights, tokens: int):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["pairs"])
 def _sum_experts(
     outputs, experts, slots, weights, bias, y, pairs,
     SLOTS: tl.constexpr, BIAS: tl.constexpr, TOP_K: tl.constexpr, SPLITS: tl.constexpr,
@@ -116,8 +125,8 @@ def _sum_experts(
             value += tl.load(here, inside, 0.0).to(tl.float32)
         if BIAS:
             value += tl.load(bias + slot * HIDDEN + at, inside & (slot >= 0), 0.0).to(tl.float32)
-        # Nobody wrote what a pair without an expert has here.
-        total += tl.where(slot >= 0, value * weight, 0.0)
+        # Nobody wrote what a pair without an expert has here; its weight may be NaN nevertheless.
+        total += tl.where(slot >= 0, value, 0.0) * weight
     tl.store(y + token * HIDDEN + at, total.to(y.dtype.element_ty), inside)
 
 

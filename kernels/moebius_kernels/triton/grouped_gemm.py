@@ -4,10 +4,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moebius_kernels.triton.decode import accumulator_factor, codes_an_element, load_tile, octet_hint
+from moebius_kernels.triton.decode import codes_an_element, codes_of_row, octet_hint
+from moebius_kernels.triton.tile_products import appended, products
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["pairs"])
 def grouped_gemm(
     x, y,
     codes, high, scale, extra, row_scale,
@@ -19,13 +20,13 @@ def grouped_gemm(
     ROUTING: tl.constexpr, PAIRS: tl.constexpr, SLOTS: tl.constexpr, PAIRS_OF_X: tl.constexpr,
     TOKENS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr, DEPTH: tl.constexpr, SWAP: tl.constexpr, POLICY: tl.constexpr,
-    ASM: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    ASM: tl.constexpr, IN_ORDER: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """y[pair, n] = x[pair // PAIRS_OF_X] . W[slot of the pair, n] for n < N; bf16, or fp32 if SPLITS > 1.
 
-    A program has a tile of at most TOKENS pairs of one slot, or twice as many in two PARTS, each with
-    products of its own, ROWS of the matrix's rows, and one of SPLITS shares of the columns, whose results are
-    `y_split` numbers apart. ROUTING says where tiles come from: "dense" (row i is pair i, one matrix),
+    A program has a tile of pairs of one slot, in at most PARTS of TOKENS each with products of their own,
+    ROWS of the matrix's rows, and one of SPLITS shares of the columns, whose results are `y_split` numbers
+    apart. ROUTING says where tiles come from: "dense" (row i is pair i, one matrix),
     "single" (a tile a pair), "group" (each program finds those of its pairs that go to the same slot; PAIRS
     at most), "tiles" (from `align.py`). With an ACTIVATION the matrix has 2 N rows, gate rows in `codes` and
     up rows in `up_codes` from `up_row` on.
@@ -42,45 +43,47 @@ def grouped_gemm(
     split = program // BLOCKS % SPLITS
     tile = program // (BLOCKS * SPLITS)
 
-    lane = tl.arange(0, TOKENS)
     TILE: tl.constexpr = TOKENS * PARTS
-    more = lane + (TILE - TOKENS)
     slot = tl.zeros((), tl.int64)
+    # Of the tile, the first pair or where it is, and how many there are.
+    first = tile
+    count = tl.full((), 1, tl.int32)
     if ROUTING == "dense":
-        rows = tile * TILE + lane
-        rows = tl.where(rows < pairs, rows, -1)
-        more_rows = tile * TILE + more
-        more_rows = tl.where(more_rows < pairs, more_rows, -1)
+        first = tile * TILE
+        count = pairs - first
     elif ROUTING == "tiles":
         slot = tl.load(tiles + 3 * tile).to(tl.int64)
         if slot < 0:
             return
         first = tl.load(tiles + 3 * tile + 1)
-        last = tl.load(tiles + 3 * tile + 2)
-        rows = tl.load(sorted_pairs + first + lane, first + lane < last, -1)
-        more_rows = tl.load(sorted_pairs + first + more, first + more < last, -1)
+        count = tl.load(tiles + 3 * tile + 2) - first
     else:
         slot = _slot(experts + tile, slots, SLOTS)
         if slot < 0:
             return
-        if ROUTING == "single":
-            rows = tl.where(lane == 0, tile, -1)
-            more_rows = tl.full((TOKENS,), -1, tl.int32)
+    pair = tl.arange(0, PAIRS)
+    rank = pair
+    if ROUTING == "group":
+        expert = tl.load(experts + pair, pair < pairs, -1)
+        same = expert == tl.load(experts + tile)
+        rank = tl.cumsum(same.to(tl.int32), 0) - 1
+        mine = tl.sum(tl.where(pair == tile, rank, 0), 0)
+        # The first of each TILE pairs has the tile.
+        if mine % TILE != 0:
+            return
+        rank = tl.where(same, rank - mine, -1)
+        count = tl.max(rank, 0) + 1
+    rows = ()
+    for part in tl.static_range(PARTS):
+        at = part * TOKENS + tl.arange(0, TOKENS)
+        if ROUTING == "tiles":
+            found = tl.load(sorted_pairs + first + at, at < count, -1)
+        elif ROUTING == "group":
+            found = _pairs_of_rank(pair, rank, at)
         else:
-            pair = tl.arange(0, PAIRS)
-            expert = tl.load(experts + pair, pair < pairs, -1)
-            same = expert == tl.load(experts + tile)
-            rank = tl.cumsum(same.to(tl.int32), 0) - 1
-            mine = tl.sum(tl.where(pair == tile, rank, 0), 0)
-            # The first of each TILE pairs has the tile.
-            if mine % TILE != 0:
-                return
-            rank = tl.where(same, rank - mine, -1)
-            rows = _pairs_of_rank(pair, rank, lane)
-            more_rows = _pairs_of_rank(pair, rank, more)
+            found = tl.where(at < count, first + at, -1)
+        rows = appended(rows, found)
 
-    x_at = _x_pointers(x, rows, C, PAIRS_OF_X)
-    more_x_at = _x_pointers(x, more_rows, C, PAIRS_OF_X)
     n = block * ROWS + tl.arange(0, ROWS)
     # Rows beyond the last are read as the last, and not stored.
     m = tl.minimum(n, N - 1)
@@ -90,78 +93,41 @@ def grouped_gemm(
     up = row + up_row
     up_block_row = slot * blocks_of_slot + (m + up_row) // BLOCK_ROWS
 
-    # See `_settled`.
-    SETTLE: tl.constexpr = ASM and SWAP and TOKENS >= 64 and CODE != "bf16"
+    # Of codes, each of four threads has 8 columns of a product: of fewer, Triton 3.6 multiplies some twice
+    # and others not at all.
+    tl.static_assert(CODE == "bf16" or COLUMNS >= 32 * DEPTH, "a group of warps needs 32 columns")
     STEPS: tl.constexpr = (C + SPLITS * COLUMNS - 1) // (SPLITS * COLUMNS)
-    EVEN: tl.constexpr = C == SPLITS * STEPS * COLUMNS
     begin = split * (STEPS * COLUMNS)
     if OVERLAP and PREFETCH:
         _prefetch(codes, row, begin, C, CODE, STEPS * COLUMNS)
         gdc_wait()
         gdc_launch_dependents()
     hint = octet_hint(codes)
-    gate_sum = _zeros(TOKENS, ROWS, DEPTH, SWAP)
-    up_sum = _zeros(TOKENS, ROWS, DEPTH, SWAP)
-    more_gate_sum = _zeros(TOKENS, ROWS, DEPTH, SWAP)
-    more_up_sum = _zeros(TOKENS, ROWS, DEPTH, SWAP)
-    for step in range(STEPS):
-        column = begin + step * COLUMNS
-        x_tile = _load_x(x_at, rows, column, C, COLUMNS, EVEN)
-        w = load_tile(
-            codes, high, scale, extra, hint, row, block_row, column,
-            C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 32,
-        )  # fmt: skip
-        gate_sum = _dot(x_tile, w, gate_sum, DEPTH, SWAP, ASM)
-        if PARTS == 2:
-            more_x_tile = _load_x(more_x_at, more_rows, column, C, COLUMNS, EVEN)
-            more_gate_sum = _dot(more_x_tile, w, more_gate_sum, DEPTH, SWAP, ASM)
-        if ACTIVATION != "":
-            w = load_tile(
-                up_codes, up_high, up_scale, up_extra, hint, up, up_block_row, column,
-                C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM, POLICY, TOKENS > 32,
-            )  # fmt: skip
-            up_sum = _dot(x_tile, w, up_sum, DEPTH, SWAP, ASM)
-            if PARTS == 2:
-                more_up_sum = _dot(more_x_tile, w, more_up_sum, DEPTH, SWAP, ASM)
-        if SETTLE:
-            gate_sum = _settled(gate_sum)
-            if ACTIVATION != "":
-                up_sum = _settled(up_sum)
-
     GATES: tl.constexpr = 1 if ACTIVATION == "" else 2
     bias_row = bias + slot * (GATES * N)
     y += split * y_split
-    _store(
-        y, y_stride, gate_sum, up_sum, rows, row_scale, up_row_scale, row, up, bias_row, m, n,
-        N, CODE, ROW_SCALE, BIAS, ACTIVATION, LIMIT, ALPHA, DEPTH, SWAP, ASM,
-    )  # fmt: skip
-    if PARTS == 2:
-        _store(
-            y, y_stride, more_gate_sum, more_up_sum, more_rows,
-            row_scale, up_row_scale, row, up, bias_row, m, n,
-            N, CODE, ROW_SCALE, BIAS, ACTIVATION, LIMIT, ALPHA, DEPTH, SWAP, ASM,
+    if PARTS == 1:
+        products(
+            x, y, y_stride, rows,
+            codes, high, scale, extra, row_scale, row, block_row,
+            up_codes, up_high, up_scale, up_extra, up_row_scale, up, up_block_row,
+            hint, begin, bias_row, m, n,
+            N, C, CODE, SCALES, GROUP, ROW_SCALE, BIAS, ACTIVATION, LIMIT, ALPHA,
+            PAIRS_OF_X, TOKENS, 1, ROWS, COLUMNS, SPLITS, DEPTH, SWAP, POLICY, ASM, IN_ORDER,
         )  # fmt: skip
-
-
-@triton.jit
-def _store(
-    y, y_stride, gate_sum, up_sum, rows, row_scale, up_row_scale, row, up, bias_row, m, n,
-    N: tl.constexpr, CODE: tl.constexpr, ROW_SCALE: tl.constexpr, BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr,
-    DEPTH: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    FACTOR: tl.constexpr = accumulator_factor(CODE, ASM)
-    value = _finish(gate_sum, row_scale, row, bias_row, m, FACTOR, ROW_SCALE, BIAS, DEPTH, SWAP)
-    if ACTIVATION != "":
-        up_value = _finish(up_sum, up_row_scale, up, bias_row + N, m, FACTOR, ROW_SCALE, BIAS, DEPTH, SWAP)
-        value = _activate(value, up_value, ACTIVATION, LIMIT, ALPHA)
-    y_rows = rows.to(tl.int64) * y_stride
-    if SWAP:
-        keep = (n < N)[:, None] & (rows >= 0)[None, :]
-        tl.store(y + y_rows[None, :] + n[:, None], value.to(y.dtype.element_ty), keep)
     else:
-        keep = (n < N)[None, :] & (rows >= 0)[:, None]
-        tl.store(y + y_rows[:, None] + n[None, :], value.to(y.dtype.element_ty), keep)
+        # Parts without pairs cost nothing.
+        parts = (count + TOKENS - 1) // TOKENS
+        for used in tl.static_range(1, PARTS + 1):
+            if parts == used:
+                products(
+                    x, y, y_stride, rows,
+                    codes, high, scale, extra, row_scale, row, block_row,
+                    up_codes, up_high, up_scale, up_extra, up_row_scale, up, up_block_row,
+                    hint, begin, bias_row, m, n,
+                    N, C, CODE, SCALES, GROUP, ROW_SCALE, BIAS, ACTIVATION, LIMIT, ALPHA,
+                    PAIRS_OF_X, TOKENS, used, ROWS, COLUMNS, SPLITS, DEPTH, SWAP, POLICY, ASM, IN_ORDER,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -171,29 +137,14 @@ def _pairs_of_rank(pair, rank, wanted):
 
 
 @triton.jit
-def _x_pointers(x, rows, C: tl.constexpr, PAIRS_OF_X: tl.constexpr):
-    """Of the rows of x that the pairs have, the first elements; for -1 any."""
-    return x + (tl.where(rows >= 0, rows // PAIRS_OF_X, 0).to(tl.int64) * C)[:, None]
-
-
-@triton.jit
-def _load_x(x_at, rows, column, C: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr):
-    at = column + tl.arange(0, COLUMNS)
-    if EVEN:
-        x_tile = tl.load(x_at + at[None, :], (rows >= 0)[:, None], 0.0)
-    else:
-        x_tile = tl.load(x_at + at[None, :], (rows >= 0)[:, None] & (at < C)[None, :], 0.0)
-    return x_tile
-
-
-@triton.jit
 def _prefetch(codes, row, begin, C: tl.constexpr, CODE: tl.constexpr, COUNT: tl.constexpr):
     """Columns `begin` to `begin + COUNT` of the rows' codes, into the L2 by its lines of 128 bytes."""
     PER: tl.constexpr = codes_an_element(CODE)
     LINE: tl.constexpr = 1024 // codes.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = triton.next_power_of_2((COUNT // PER + LINE - 1) // LINE)
-    at = tl.minimum(begin // PER + LINE * tl.arange(0, LINES), C // PER - 1)
-    address = (codes + (row * (C // PER))[:, None] + at[None, :]).to(tl.int64)
+    WIDTH: tl.constexpr = codes_of_row(CODE, C)
+    at = tl.minimum(begin // PER + LINE * tl.arange(0, LINES), WIDTH - 1)
+    address = (codes + (row * WIDTH)[:, None] + at[None, :]).to(tl.int64)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -206,73 +157,3 @@ def _slot(expert_at, slots, SLOTS: tl.constexpr):
     if SLOTS:
         slot = tl.load(slots + slot, slot >= 0, -1).to(tl.int64)
     return slot
-
-
-@triton.jit
-def _zeros(TOKENS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, SWAP: tl.constexpr):
-    if DEPTH > 1:
-        zeros = tl.zeros((DEPTH, ROWS, TOKENS), tl.float32)
-    elif SWAP:
-        zeros = tl.zeros((ROWS, TOKENS), tl.float32)
-    else:
-        zeros = tl.zeros((TOKENS, ROWS), tl.float32)
-    return zeros
-
-
-@triton.jit
-def _dot(x, w, total, DEPTH: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr):
-    if not ASM:
-        # The interpreter multiplies the bits of bf16 numbers.
-        x, w = x.to(tl.float32), w.to(tl.float32)
-    if DEPTH > 1:
-        # Each warp has its share of the columns.
-        w = w.reshape(w.shape[0], DEPTH, w.shape[1] // DEPTH).permute(1, 0, 2)
-        x = x.reshape(x.shape[0], DEPTH, x.shape[1] // DEPTH).permute(1, 2, 0)
-        total = tl.dot(w, x, total)
-    elif SWAP:
-        total = tl.dot(w, x.trans(), total)
-    else:
-        total = tl.dot(x, w.trans(), total)
-    return total
-
-
-@triton.jit
-def _settled(total):
-    """The same, but computed: a use of the sums in each step, of no instruction.
-
-    Hopper's products read the expanded numbers from registers while the program goes on, and Triton 3.6 lets
-    some of them be under way when the next step begins, which puts its own numbers into these registers.
-    """
-    return tl.inline_asm_elementwise("", "=f,0", [total], dtype=tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
-def _finish(
-    total, row_scale, row, bias_row, m,
-    FACTOR: tl.constexpr, ROW_SCALE: tl.constexpr, BIAS: tl.constexpr, DEPTH: tl.constexpr,
-    SWAP: tl.constexpr,
-):  # fmt: skip
-    AXIS: tl.constexpr = 1 if SWAP else 0
-    if DEPTH > 1:
-        total = tl.sum(total, 0)
-    if ROW_SCALE:
-        total *= tl.expand_dims(tl.load(row_scale + row) * FACTOR, AXIS)
-    elif FACTOR != 1.0:
-        total *= FACTOR
-    if BIAS:
-        total += tl.expand_dims(tl.load(bias_row + m).to(tl.float32), AXIS)
-    return total
-
-
-@triton.jit
-def _activate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
-    if ACTIVATION == "silu":
-        inner = gate
-    elif ACTIVATION == "gelu_tanh":
-        # (1 + tanh(z)) / 2 = sigmoid(2 z)
-        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    else:
-        gate = tl.minimum(gate, LIMIT)
-        inner = ALPHA * gate
-        up = tl.maximum(tl.minimum(up, LIMIT), -LIMIT) + 1
-    return gate * tl.sigmoid(inner) * up

@@ -20,7 +20,7 @@ from moebius_kernels.triton.dense_tiling import DenseShape, by_library, dense_ti
 from moebius_kernels.triton.expand import expanded
 from moebius_kernels.triton.gemm import Routing, gemm, layout_for
 from moebius_kernels.triton.layouts import layout_of
-from moebius_kernels.triton.targets import ARCHITECTURES, overlapping
+from moebius_kernels.triton.targets import ARCHITECTURES, overlapping, power_of_two
 from moebius_kernels.triton.tiling import Tiling
 
 
@@ -39,7 +39,7 @@ def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor |
             multiply_expanded(rows, block, own_bias, own_y)
         else:
             shape = DenseShape(layout_for(block).code, *block.shape)
-            tiled_linear(rows, block, own_bias, own_y, dense_tiling(len(rows), shape))
+            tiled_linear(rows, block, own_bias, own_y, dense_tiling(power_of_two(len(rows)), shape))
         start = stop
     return y.view(*x.shape[:-1], y.shape[-1])
 
@@ -77,7 +77,7 @@ def tiled_linear(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens"])
 def _sum_shares(
     shares, bias, y, tokens, y_stride,
     BIAS: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,

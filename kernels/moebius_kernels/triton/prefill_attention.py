@@ -83,7 +83,7 @@ def prefill_attention(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["table_row"])
 def _prefill(
     q, key_numbers, key_scales, value_numbers, value_scales, sinks, output,
     block_tables, first_rows, num_rows, num_keys, tiles,

@@ -1,4 +1,7 @@
-"""Routers: scores, the best groups and the best experts of a token, in one launch."""
+"""Routers: scores, the best groups and the best experts of a token, in one launch.
+
+A row of logits that are NaN throughout goes to no expert: nothing is read for it.
+"""
 
 from typing import Any
 
@@ -114,6 +117,8 @@ def _choose(
         gdc_wait()
         gdc_launch_dependents()
     scores = tl.load(logits + token * stride + expert, mask=exists, other=float("-inf")).to(tl.float32)
+    # Those of a row of hidden states that is not finite, or does not exist.
+    lost = tl.sum(tl.sum((exists & (scores == scores)).to(tl.int32), 1), 0) == 0
     if KIND == _SOFTMAX:
         scores = tl.exp(scores - _best(scores))
         scores = scores / tl.sum(tl.sum(scores, 1), 0)
@@ -160,7 +165,7 @@ def _choose(
     if RENORMALISE:
         own_weights = own_weights / (tl.sum(own_weights, 0) + smallest)
     tl.store(weights + token * TOP_K + place, own_weights * scale, mask=real)
-    tl.store(experts + token * TOP_K + place, own_experts, mask=real)
+    tl.store(experts + token * TOP_K + place, tl.where(lost, -1, own_experts), mask=real)
 
 
 def _admits(query: Query) -> str | None:

@@ -4,6 +4,8 @@ What top-k and top-p keep is looked for among the best tokens; should these not 
 the row concerned a bisection of the floats goes over all.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -21,8 +23,17 @@ _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
 
 
+# The largest of each row, in descending order: fp32 [N, vocab] and how many -> [N, count].
+Select = Callable[[torch.Tensor, int], torch.Tensor]
+
+
 def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
     """As `moebius_kernels.sampling.draw_tokens`."""
+    return draw_among(logits, draws, _largest_of)
+
+
+def draw_among(logits: torch.Tensor, draws: Draws, select: Select) -> Drawn:
+    """`select` finds what top-k and top-p look at first."""
     logits = logits.contiguous()
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, _BLOCK)
@@ -34,7 +45,7 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
     launch(_top_of_block, (rows, blocks), logits, tops, vocab, blocks, BLOCK=_BLOCK)
     launch(_top_of_row, (rows,), tops, best, blocks, TILE=tile)
     if draws.truncated:
-        floors = _floors(logits, best, draws)
+        floors = _floors(logits, best, draws, select)
     launch(
         _draw_in_block,
         (rows, blocks),
@@ -45,7 +56,11 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
     return Drawn(token_ids, best)
 
 
-def _floors(logits: torch.Tensor, best: torch.Tensor, draws: Draws) -> torch.Tensor:
+def _largest_of(logits: torch.Tensor, count: int) -> torch.Tensor:
+    return logits.topk(count, dim=-1).values
+
+
+def _floors(logits: torch.Tensor, best: torch.Tensor, draws: Draws, select: Select) -> torch.Tensor:
     """The least logit over temperature that a row keeps, [N]; -inf for all."""
     vocab = logits.shape[1]
     width = min(vocab, draws.candidates)
@@ -53,7 +68,7 @@ def _floors(logits: torch.Tensor, best: torch.Tensor, draws: Draws) -> torch.Ten
     temperature = torch.where(warm, draws.temperature, 1.0).unsqueeze(1)
     top_p, best_of_row = draws.top_p.double().unsqueeze(1), best.unsqueeze(1)
     limit = torch.where(draws.top_k == 0, vocab, draws.top_k.clamp(max=vocab)).unsqueeze(1)
-    values = (logits.topk(width, dim=-1).values - best_of_row) / temperature
+    values = (select(logits, width) - best_of_row) / temperature
     all_mass = ((logits - best_of_row) / temperature).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
     inside = torch.arange(width, device=logits.device) < limit
     mass = values.double().exp_() * inside
@@ -184,7 +199,7 @@ def _draw_in_row(sums, places, token_ids, blocks, TILE: tl.constexpr):
     tl.store(token_ids + row, tl.where(token == 2147483647, 0, token).to(tl.int64))
 
 
-def _admits(query: Query) -> str | None:
+def admits(query: Query) -> str | None:
     logits = query.arguments["logits"]
     if logits.dtype != "float32":
         return f"logits in {logits.dtype}, it takes float32"
@@ -193,5 +208,5 @@ def _admits(query: Query) -> str | None:
 
 
 BACKENDS = (
-    Backend("draw_tokens", "triton", draw_tokens, architectures=ARCHITECTURES, admits=_admits, compiles=True),
+    Backend("draw_tokens", "triton", draw_tokens, architectures=ARCHITECTURES, admits=admits, compiles=True),
 )

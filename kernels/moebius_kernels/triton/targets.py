@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.runtime import driver
 
 from moebius_kernels.registry import Architecture
 
@@ -17,10 +18,14 @@ FP8_ARCHITECTURES = ARCHITECTURES - {(8, 0), (8, 6)}
 
 def overlapping(tensor: torch.Tensor) -> dict[str, Any]:
     """Launch options of a kernel that may begin while the one before it ends (griddepcontrol, sm_90 on)."""
-    able = tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9
+    if tensor.is_meta:
+        able = driver.active.get_current_target().arch >= 90
+    else:
+        able = tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9
     return {"OVERLAP": able, "launch_pdl": able}
 
 
 def power_of_two(number: int) -> int:
-    """The least that is not smaller."""
+    """The least that is not smaller. Token counts that have it in common have their tilings in common too: a
+    preflight tries the ends of each such range."""
     return int(triton.next_power_of_2(number))

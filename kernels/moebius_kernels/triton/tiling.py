@@ -13,11 +13,11 @@ WIDE = ("bf16", "e4m3", "int8")
 class Tiling:
     """A program's tile: at most `tokens` rows of x by `rows` of the matrix, `columns` at a time.
 
-    `splits` programs share the columns, and in a program `depth` groups of warps. The tokens may be in two
-    `parts`, products of their own with the same numbers of the matrix. `registers`: the most that a thread
-    may have, 0 for any. `swap`: the matrix is the side of the tensor cores' product that has 16 rows or 64,
-    so that 8 tokens fill the other. `prefetch`: of a kernel to whose predecessor only x is owed, here that of
-    down: it fetches codes into the L2 while its predecessor ends.
+    `splits` programs share the columns, and in a program `depth` groups of warps. The tokens may be in
+    `parts`, products of their own with the same numbers of the matrix, as many as there are tokens for.
+    `registers`: the most that a thread may have, 0 for any. `swap`: the matrix is the side of the tensor
+    cores' product that has 16 rows or 64, so that 8 tokens fill the other. `prefetch`: of a kernel to whose
+    predecessor only x is owed, here that of down: it fetches codes into the L2 while its predecessor ends.
     """
 
     tokens: int

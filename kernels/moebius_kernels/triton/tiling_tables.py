@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 # What tilings cut up.
-_KERNELS = ("align.py", "decode.py", "decode_asm.py", "experts.py", "gemm.py", "grouped_gemm.py", "linear.py")
+_KERNELS = (
+    "align.py",
+    "decode.py",
+    "decode_asm.py",
+    "decode_words.py",
+    "experts.py",
+    "gemm.py",
+    "grouped_gemm.py",
+    "linear.py",
+    "tile_products.py",
+)
 
 log = logging.getLogger(__name__)
 

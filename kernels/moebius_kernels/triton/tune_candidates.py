@@ -9,6 +9,8 @@ from moebius_kernels.triton.tiling import WIDE, Tiling
 
 # Of y: more than these are products that no step has.
 _MOST_OUTPUTS = 1 << 27
+# Columns that several programs may share where programs are few.
+_LONG = 2048
 
 Pairs = tuple[list[Tiling], list[Tiling]]
 
@@ -16,23 +18,30 @@ Pairs = tuple[list[Tiling], list[Tiling]]
 def expert_candidates(shape: ExpertShape, tokens: int) -> list[Pairs]:
     """For each height of tiles that is worth it, what is tried for gate and up, and for down."""
     expected = tokens * shape.top_k / shape.experts
+    words = shape.gate_up.endswith("_words") and shape.down.endswith("_words")
     found: list[Pairs] = []
     if expected <= 5:
         gate_ups, downs = (_eight(code, expected) for code in (shape.gate_up, shape.down))
-        if expected < 1:
+        if expected <= 1:
             downs += [replace(tile, prefetch=True) for tile in downs[:3]]
+            if shape.inner >= _LONG:
+                downs += [replace(downs[0], splits=splits) for splits in (2, 3)]
         found.append((gate_ups, downs))
-    if 2 < expected <= 16:
-        found.append((_sixteen(shape.gate_up), _sixteen(shape.down)))
-    if 6 <= expected <= 40:
-        some = [Tiling(32, 64, 128, 4, 3), Tiling(32, 64, 64, 4, 4), Tiling(32, 128, 64, 4, 4)]
-        found.append((some, some))
+    if words:
+        found += [(tiles, tiles) for tiles in _four_warps(expected)]
+    else:
+        if 2 < expected <= 16:
+            found.append((_sixteen(shape.gate_up), _sixteen(shape.down)))
+        if 6 <= expected <= 40:
+            some = [Tiling(32, 64, 128, 4, 3), Tiling(32, 64, 64, 4, 4), Tiling(32, 128, 64, 4, 4)]
+            found.append((some, some))
     if 12 <= expected <= 64:
         some = [Tiling(64, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4)]
         found.append((some, some))
     if expected >= 64:
         downs = [Tiling(128, 128, 64, 8, 3), Tiling(128, 128, 64, 4, 3)]
         downs += [replace(tile, swap=False) for tile in downs]
+        downs += [Tiling(128, 128, 128, 8, 2), Tiling(128, 64, 128, 4, 3)] * words
         found.append((_tall(shape.gate_up), downs))
         found.append(
             (
@@ -40,7 +49,39 @@ def expert_candidates(shape: ExpertShape, tokens: int) -> list[Pairs]:
                 [Tiling(64, 128, 64, 4, 4), Tiling(64, 128, 64, 8, 3)],
             )
         )
+    if words:
+        # Their rows are padded, so that no load of theirs has to be narrow.
+        return found
     return [(_even(gate_ups, shape.hidden), _even(downs, shape.inner)) for gate_ups, downs in found]
+
+
+def _four_warps(expected: float) -> list[list[Tiling]]:
+    """Of words, which products of four warps take without detour: from few tokens on."""
+    found = []
+    if 0.5 < expected <= 16:
+        found.append(
+            [
+                Tiling(16, 64, 128, 4, 4),
+                Tiling(16, 128, 128, 8, 3),
+                Tiling(16, 64, 256, 4, 3),
+                Tiling(16, 128, 128, 4, 3),
+                Tiling(16, 64, 128, 4, 5),
+            ]
+        )
+    if 4 <= expected <= 40:
+        found.append(
+            [
+                Tiling(32, 64, 128, 4, 4),
+                Tiling(32, 128, 128, 8, 3),
+                Tiling(32, 64, 256, 4, 3),
+                Tiling(32, 128, 128, 4, 3),
+                Tiling(32, 64, 128, 4, 3),
+                Tiling(32, 128, 64, 4, 4),
+            ]
+        )
+    if 12 <= expected <= 64:
+        found.append([Tiling(64, 64, 128, 4, 3), Tiling(64, 128, 128, 8, 3)])
+    return found
 
 
 def _eight(code: str, expected: float) -> list[Tiling]:
@@ -71,6 +112,8 @@ def _sixteen(code: str) -> list[Tiling]:
     if code not in WIDE:
         found += [Tiling(16, 64, columns, 4, 3, parts=2), Tiling(16, 32, columns, 2, 3, parts=2)]
         found += [Tiling(16, 128, columns, 8, 3), Tiling(16, 128, columns, 4, 2)]
+    else:
+        found += [Tiling(16, 128, 64, 4, 4), Tiling(16, 256, 64, 8, 4)]
     return found
 
 
@@ -141,7 +184,7 @@ def _even(tilings: Iterable[Tiling], columns: int) -> list[Tiling]:
     for one in tilings:
         found[one] = None
         step = columns & -columns
-        if one.columns > step >= 64:
+        if one.columns > step >= max(64, 32 * one.depth):
             stages = one.stages + (1 if one.columns > 2 * step else 0) + 1
             found[replace(one, columns=step, stages=min(stages, 5))] = None
     return list(found)

@@ -5,6 +5,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from functools import partial
 
 import structlog
@@ -18,8 +20,12 @@ from moebius_worker.engine.convert import fatal, loading
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.memory import OutOfMemoryPlan
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
+from moebius_worker.preflight.process import start_early
 from moebius_worker.settings import WorkerSettings
 from moebius_worker.sim.engine import ProcessEnds, run_simulation
+
+# How often the front hears of a phase that goes on.
+_PROGRESS_SECONDS = 0.05
 
 log = structlog.get_logger(__name__)
 
@@ -63,8 +69,15 @@ def _serve(pipe: Pipe, settings: WorkerSettings, flights: int) -> int:
 
 
 def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
+    last = ("", 0.0)
+
     def progress(phase: str, done: int, total: int) -> None:
-        pipe.send(loading(phase, done, total))
+        nonlocal last
+        now = time.monotonic()
+        # A model has tens of thousands of tensors: nobody reads so fast.
+        if done in (0, total) or phase != last[0] or now >= last[1] + _PROGRESS_SECONDS:
+            last = phase, now
+            pipe.send(loading(phase, done, total))
 
     if settings.engine == "sim":
         run_simulation(pipe, settings, ProcessEnds(pipe))
@@ -72,16 +85,18 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     progress("opening the checkpoint", 0, 0)
     checkpoint = open_checkpoint(settings.model, progress=progress)
     progress("starting PyTorch", 0, 0)
+    waiting = {} if settings.kernels == "reference" else start_early(settings.device)
     # Late, so that a checkpoint that is not there is reported at once.
     import torch
 
+    from moebius_kernels.jit.triton_cache import hash_compiler
     from moebius_kernels.kv_pages import KvFormat
     from moebius_worker.engine.faults import FaultInjector
     from moebius_worker.engine.grammar.compiler import GrammarCompiler, grammar_tokenizer
     from moebius_worker.engine.grammar.grammars import Grammars
     from moebius_worker.engine.loop import EngineLoop
     from moebius_worker.engine.run_ahead import RunAhead
-    from moebius_worker.engine.runner import ModelRunner, RunnerOptions
+    from moebius_worker.engine.runner import ModelRunner, PlannedModel, RunnerOptions
     from moebius_worker.engine.sampler import choose, sample
     from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
     from moebius_worker.preflight.examine import Wanted
@@ -100,7 +115,16 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
         expand_weights={"auto": None, "yes": True, "no": False}[settings.expand_weights],
         dummy_weights=dummy_form(settings.load_format),
     )
-    # Before the weights take the memory.
+    if torch.cuda.is_available():
+        threading.Thread(target=hash_compiler, daemon=True).start()
+    # The memory is measured before others take some of it for a while.
+    planned = PlannedModel.of(checkpoint, options)
+
+    def read_weights() -> None:
+        """While kernels are compiled, unless they take the memory that the preflight needs."""
+        if planned.leaves_room:
+            planned.read(progress)
+
     if settings.kernels == "reference":
         kernels = references_alone(settings.exclude_backends)
     else:
@@ -109,8 +133,12 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
             Wanted(options, excluded=settings.exclude_backends),
             flights,
             lambda phase, done, total: progress(phase, 0, 0),
+            read_weights,
+            waiting,
         )
-    runner = ModelRunner.load(checkpoint, options, progress)
+    for process in waiting.values():
+        process.end()
+    runner = ModelRunner.of(planned, progress)
     runner.bind(kernels.operations)
     if kernels.plan.choices:
         if settings.cuda_graphs:

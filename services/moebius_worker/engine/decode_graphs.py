@@ -1,17 +1,19 @@
 """CUDA graphs of decode steps, one for each of some sizes: a step is then one launch for the CPU."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import structlog
 import torch
 
 from moebius_kernels.operations import Operations
-from moebius_kernels.router import Route
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
+from moebius_worker.engine.models.kinds import only_kinds
 from moebius_worker.engine.step_inputs import DeviceInputs
 from moebius_worker.engine.types import Slice
 
@@ -19,14 +21,6 @@ log = structlog.get_logger(__name__)
 
 # Up to here each size has a graph of its own: with so few rows one that does not exist would cost most.
 _EXACT = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """`logits` fp32 [rows, vocab]; `finite` [rows]: whether a row's hidden states are."""
-
-    logits: torch.Tensor
-    finite: torch.Tensor
 
 
 def graph_sizes(max_running: int) -> tuple[int, ...]:
@@ -46,7 +40,7 @@ class DecodeGraphs:
 
     def __init__(self, model: Decoder, inputs: DeviceInputs, operations: Operations) -> None:
         self._model, self._inputs, self._operations = model, inputs, operations
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Decoded]] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._sizes: list[int] = []
 
     @torch.inference_mode()
@@ -57,14 +51,15 @@ class DecodeGraphs:
             progress("capturing CUDA graphs", done, len(sizes))
             context = self._inputs.context((), pad_to=size)
             with self._bound(size):
-                # Rows that do not exist: what is compiled or allocated once is compiled and allocated here.
-                self._step(context)
+                # Rows that do not exist: what is loaded or allocated once is loaded and allocated here.
+                with only_kinds(self._model):
+                    self._step(context)
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):
-                    decoded = self._step(context)
+                    logits = self._step(context)
             pool = pool or graph.pool()
-            self._graphs[size] = graph, decoded
+            self._graphs[size] = graph, logits
         self._sizes = sorted(self._graphs)
         log.info("CUDA graphs captured", sizes=self._sizes)
 
@@ -75,22 +70,23 @@ class DecodeGraphs:
             and all(len(piece.token_ids) == 1 for piece in slices)
         )
 
-    def run(self, slices: Sequence[Slice], drawn: torch.Tensor | None = None) -> Decoded:
-        """What `fits`; the result is in force until the next step. `drawn`: as of `StepInputs`."""
+    def run(self, slices: Sequence[Slice], drawn: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits fp32 [slices, vocab] of what `fits`, in force until the next step. `drawn`: as of
+        `StepInputs`."""
         size = self._sizes[bisect_left(self._sizes, len(slices))]
         self._inputs.context(slices, pad_to=size, drawn=drawn)
-        graph, decoded = self._graphs[size]
+        graph, logits = self._graphs[size]
         graph.replay()
-        return Decoded(decoded.logits[: len(slices)], decoded.finite[: len(slices)])
+        return logits[: len(slices)]
 
-    def _step(self, context: StepContext) -> Decoded:
+    def _step(self, context: StepContext) -> torch.Tensor:
         # The angles of positions belong to the step: each has to compute them.
-        hidden = self._model.forward(replace(context, _angles={}), lambda: None)
-        return Decoded(self._model.logits(hidden), hidden.isfinite().all(dim=-1))
+        return self._model.logits(self._model.forward(replace(context, _angles={}), lambda: None))
 
     @contextmanager
     def _bound(self, size: int) -> Iterator[None]:
-        """Rows that do not exist have no experts: those would be read for nothing."""
+        """Rows that do not exist are NaN from the start, for which routers' kernels choose no experts: those
+        would be read for nothing."""
         if size > _EXACT:
             self._model.bind(_without_padding(self._operations, self._inputs.absent))
         try:
@@ -100,17 +96,8 @@ class DecodeGraphs:
 
 
 def _without_padding(operations: Operations, absent: torch.Tensor) -> Operations:
-    def masked(router: Callable[..., Route]) -> Callable[..., Route]:
-        def route(logits: torch.Tensor, *args: object, **kwargs: object) -> Route:
-            found = router(logits, *args, **kwargs)
-            found.experts.masked_fill_(absent[: len(logits), None], -1)
-            return found
+    def embedding(token_ids: torch.Tensor, *args: Any) -> torch.Tensor:
+        rows = operations.embedding(token_ids, *args)
+        return rows.masked_fill_(absent[: len(token_ids), None], math.nan)
 
-        return route
-
-    return replace(
-        operations,
-        topk_softmax=masked(operations.topk_softmax),
-        softmax_topk=masked(operations.softmax_topk),
-        sigmoid_topk=masked(operations.sigmoid_topk),
-    )
+    return replace(operations, embedding=embedding)

@@ -14,27 +14,31 @@ def draws_of(rows: Sequence[SampleRow], device: torch.device) -> Draws:
     params = [row.params for row in rows]
     truncated = any(one.top_k > 0 or one.top_p < 1 for one in params)
     streams = [stream_of(one.seed) for one in params]
-    integers = _sent(torch.int64, [streams, [row.position for row in rows]], device)
-    choices = _sent(torch.int32, [[one.top_k for one in params]], device)
-    numbers = [
+    # One copy: of int64 two columns, then of fp32 three, then of int32 one.
+    host = torch.empty(8 * len(rows), dtype=torch.int32, pin_memory=device.type == "cuda")
+    integers, numbers, choices = _columns(host, len(rows))
+    integers.numpy()[:] = streams, [row.position for row in rows]
+    numbers.numpy()[:] = (
         [one.temperature for one in params],
         [one.top_p for one in params],
         [math.log(one.min_p) if one.min_p > 0 else -math.inf for one in params],
-    ]
-    temperature, top_p, log_min_p = _sent(torch.float32, numbers, device)
+    )
+    choices.numpy()[:] = [one.top_k for one in params]
+    (streams_there, positions), (temperature, top_p, log_min_p), top_k = _columns(
+        host.to(device, non_blocking=True), len(rows)
+    )
     return Draws(
-        streams=integers[0],
-        positions=integers[1],
+        streams=streams_there,
+        positions=positions,
         temperature=temperature,
-        top_k=choices[0],
+        top_k=top_k,
         top_p=top_p,
         log_min_p=log_min_p,
         candidates=max(CANDIDATES, *(one.top_k for one in params)) if truncated else 0,
     )
 
 
-def _sent(
-    dtype: torch.dtype, columns: list[list[int]] | list[list[float]], device: torch.device
-) -> torch.Tensor:
-    table = torch.tensor(columns, dtype=dtype, pin_memory=device.type == "cuda")
-    return table.to(device, non_blocking=True)
+def _columns(table: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """int32 [8 * rows] as int64 [2, rows], fp32 [3, rows] and int32 [rows]."""
+    integers, numbers, choices = table.split([4 * rows, 3 * rows, rows])
+    return integers.view(torch.int64).view(2, rows), numbers.view(torch.float32).view(3, rows), choices

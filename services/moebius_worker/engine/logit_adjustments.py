@@ -35,6 +35,8 @@ def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tens
     vocab_size = logits.shape[1]
     factors, terms, bans = _Entries(), _Entries(), _Entries()
     for index, row in enumerate(rows):
+        if row.plain:
+            continue
         params = row.params
         if params.repetition_penalty != 1:
             for token_id in {*row.prompt_ids, *row.output_ids}:

@@ -1,7 +1,9 @@
 """Computes steps: owns the weights, the paged keys and values, and the device."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, Self
 
@@ -15,7 +17,7 @@ from moebius_proto.worker.v1 import engine_pb2
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.decode_graphs import DecodeGraphs, graph_sizes
-from moebius_worker.engine.expert_load import ExpertLoad
+from moebius_worker.engine.expert_load import INTERVAL_SECONDS, ExpertLoad
 from moebius_worker.engine.layer_caches import allocate_caches, enter_states, leave_states
 from moebius_worker.engine.memory import (
     GPU_SHARE,
@@ -27,6 +29,7 @@ from moebius_worker.engine.memory import (
     plan_table,
 )
 from moebius_worker.engine.models.decoder import Decoder
+from moebius_worker.engine.models.kinds import only_kinds
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import architecture_of, build_model
 from moebius_worker.engine.step_inputs import DeviceInputs, HostInputs, StepInputs
@@ -114,7 +117,8 @@ class ModelRunner:
         )
         self._max_requests = plan.demand.max_running
         self._inputs: StepInputs = HostInputs(model.caches, self._caches, plan.layout, place)
-        if place.device.type == "cuda":
+        # Kernels get the same on the device "meta", for which they are only compiled.
+        if place.device.type != "cpu":
             self._inputs = DeviceInputs(
                 model.caches,
                 self._caches,
@@ -125,7 +129,8 @@ class ModelRunner:
                 max_model_len=plan.max_model_len,
             )
         self._graphs: DecodeGraphs | None = None
-        self._experts = ExpertLoad()
+        # On "meta" there is nothing to count.
+        self._experts = ExpertLoad(math.inf if place.device.type == "meta" else INTERVAL_SECONDS)
 
     @classmethod
     def load(
@@ -135,41 +140,26 @@ class ModelRunner:
         progress: Progress = lambda phase, done, total: None,
     ) -> Self:
         """Plans the memory, then reads the weights. Raises CheckpointError and OutOfMemoryPlan."""
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        place = place_for(checkpoint, options)
-        model = build_model(checkpoint.config, place)
-        gpu = place.device.type == "cuda"
-        if gpu:
-            torch.cuda.set_device(place.device.index or 0)
-        memory = Memory(*torch.cuda.mem_get_info(place.device)) if gpu else host_memory()
-        loading = plan_weights(checkpoint, model, options, place, memory)
-        step_tokens = options.max_step_tokens or STEP_TOKENS[place.device.type]
-        # Sizes first: a model that does not fit is refused before any memory is taken.
-        elsewhere = loading.host_nbytes if gpu else 0
-        check_host(elsewhere, host_memory())
-        plan = plan_memory(
-            _demand(
-                model, loading.packed_nbytes if gpu else loading.nbytes, options, step_tokens, place.dtype
-            ),
-            memory,
-            GPU_SHARE if gpu else HOST_SHARE,
-        )
-        log.info("memory plan\n" + plan_table(plan))
-        loading.allocate(place)
-        loading.fill(progress=lambda name, done, total: progress("loading weights", done, total))
-        check_copies(loading.reader, model.copies)
-        if gpu:
-            loading.pack()
-        log.info("weights loaded", **loading.stored_forms())
+        return cls.of(PlannedModel.of(checkpoint, options), progress)
+
+    @classmethod
+    def of(cls, planned: "PlannedModel", progress: Progress = lambda phase, done, total: None) -> Self:
+        """Reads the weights if they have not been read yet. Raises CheckpointError."""
+        planned.read(progress)
         return cls(
-            architecture_of(checkpoint.config),
-            model,
-            plan,
-            step_tokens,
-            place,
-            options.kv_format,
+            planned.architecture,
+            planned.model,
+            planned.plan,
+            planned.max_step_tokens,
+            planned.place,
+            planned.kv_format,
         )
+
+    @contextmanager
+    def one_layer_of_each_kind(self) -> Iterator[None]:
+        """As `only_kinds`."""
+        with only_kinds(self._model):
+            yield
 
     def bind(self, operations: Operations) -> None:
         """What the model computes with from now on."""
@@ -228,12 +218,13 @@ class ModelRunner:
         """Logits of the slices that sample, and whether the hidden states of each row are finite; None: their
         logits show it, which the sampler looks at."""
         if self._graphs is not None and self._graphs.fits(slices):
-            decoded = self._graphs.run(slices, drawn)
+            logits = self._graphs.run(slices, drawn)
             rows = [row for row, piece in enumerate(slices) if piece.sample]
+            # A norm makes NaN of all of a row that is not finite, and so does the head.
             if len(rows) == len(slices):
-                # A norm makes NaN of what is not finite. So the device need not be waited for twice.
-                return decoded.logits, None
-            return decoded.logits[rows], decoded.finite
+                # The sampler will see it: the device need not be waited for twice.
+                return logits, None
+            return logits[rows], ~logits.isnan().all(dim=-1)
         hidden = self._forward(slices, progress, drawn)
         ends = accumulate(len(piece.token_ids) for piece in slices)
         sampled = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
@@ -254,6 +245,62 @@ class ModelRunner:
                 return self._model.forward(context, progress)
             finally:
                 self._model.bind(ops)
+
+
+@dataclass
+class PlannedModel:
+    """A model of which everything is known but the weights, and the memory that it is going to take."""
+
+    architecture: str
+    model: Decoder
+    loading: Loading
+    plan: MemoryPlan
+    memory: Memory
+    max_step_tokens: int
+    place: Place
+    kv_format: KvFormat
+    _read: bool = field(default=False, init=False)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, options: RunnerOptions) -> Self:
+        """Takes no memory yet. Raises CheckpointError, and OutOfMemoryPlan for a model that does not fit."""
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        place = place_for(checkpoint, options)
+        model = build_model(checkpoint.config, place)
+        gpu = place.device.type == "cuda"
+        if gpu:
+            torch.cuda.set_device(place.device.index or 0)
+        memory = Memory(*torch.cuda.mem_get_info(place.device)) if gpu else host_memory()
+        loading = plan_weights(checkpoint, model, options, place, memory)
+        step_tokens = options.max_step_tokens or STEP_TOKENS[place.device.type]
+        check_host(loading.host_nbytes if gpu else 0, host_memory())
+        weights = loading.packed_nbytes if gpu else loading.nbytes
+        plan = plan_memory(
+            _demand(model, weights, options, step_tokens, place.dtype),
+            memory,
+            GPU_SHARE if gpu else HOST_SHARE,
+        )
+        log.info("memory plan\n" + plan_table(plan))
+        architecture = architecture_of(checkpoint.config)
+        return cls(architecture, model, loading, plan, memory, step_tokens, place, options.kv_format)
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether another process finds room for a layer and what it computes, beside the weights."""
+        return 2 * self.plan.demand.weights < self.memory.available
+
+    def read(self, progress: Progress) -> None:
+        """The weights, once. Raises CheckpointError."""
+        if self._read:
+            return
+        self.loading.allocate(self.place)
+        self.loading.fill(progress=lambda name, done, total: progress("loading weights", done, total))
+        check_copies(self.loading.reader, self.model.copies)
+        if self.place.device.type == "cuda":
+            self.loading.pack()
+        self._read = True
+        log.info("weights loaded", **self.loading.stored_forms())
 
 
 def _faulty(slices: Sequence[Slice], finite: Sequence[bool]) -> Iterator[int]:
@@ -294,15 +341,16 @@ def plan_weights(
     return planned(False)
 
 
-def place_for(checkpoint: Checkpoint, options: RunnerOptions) -> Place:
-    """Raises CheckpointError for a device that is not there and a dtype that is not offered."""
+def place_for(checkpoint: Checkpoint, options: RunnerOptions, *, elsewhere: bool = False) -> Place:
+    """`elsewhere`: for a machine that may have other devices. Raises CheckpointError for a device that is not
+    there and a dtype that is not offered."""
     name = options.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind = name.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise CheckpointError(f"The device {name!r} is not supported. Choose cpu, cuda or cuda:N.")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if kind == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise CheckpointError(f"The device {name!r} was asked for, but PyTorch finds no GPU. Choose cpu.")
     dtype = options.dtype
     if dtype == "auto":

@@ -40,8 +40,9 @@ def choose(
         token_ids, best = drawn.token_ids, drawn.best
     else:
         best, token_ids = logits.max(dim=-1)
-    # One copy from the device will do for both.
-    return torch.where(best.isfinite(), token_ids, -1)
+    # One copy from the device will do for both. A difference is not 0 where the number is not finite: fewer
+    # kernels than `isfinite` has.
+    return token_ids.masked_fill_(best - best != 0, -1)
 
 
 def _logprobs(

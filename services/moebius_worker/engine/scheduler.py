@@ -26,9 +26,9 @@ computed in vain in the second. Whoever ends while steps hold it leaves the cach
 
 from bisect import insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
+from typing import NamedTuple
 
 from moebius_worker.engine.admission import Admission
 from moebius_worker.engine.cache.manager import KVCache
@@ -42,8 +42,7 @@ from moebius_worker.engine.waiting import WaitingRequests
 __all__ = ["History", "Rejected", "Scheduler", "SchedulerConfig"]
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """What the sampler must know. `output_ids` grows with the request; it is to be read only."""
 
     prompt_ids: Sequence[int]

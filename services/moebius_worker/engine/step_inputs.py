@@ -119,7 +119,7 @@ class DeviceInputs:
         self._send(self._rows[: 2 * rows], tokens + padding + positions + padding)
         if drawn is not None:
             taken = self._rows[: len(tokens)]
-            taken.copy_(drawn.index_select(0, ~taken))
+            torch.index_select(drawn, 0, ~taken, out=taken)
         if pad_to and self._existing != (len(tokens), rows):
             self._existing = len(tokens), rows
             self._send(self.absent[:rows], [False] * len(tokens) + [True] * len(padding))

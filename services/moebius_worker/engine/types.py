@@ -131,8 +131,7 @@ class Output(NamedTuple):
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """How one row of logits is sampled. `output_ids`: all generated before, but for `unknown` ones that the
     host has not seen yet; `banned`: ids not allowed now; `allowed`: if there is a grammar, those that it
     allows (and then the banned ones are taken off it)."""

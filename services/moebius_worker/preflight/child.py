@@ -1,4 +1,5 @@
-"""`python -m moebius_worker.preflight.child --fd N`: the sacrificial process. Its task is JSON on stdin.
+"""`python -m moebius_worker.preflight.child --fd N`: the sacrificial process. Its task is a line of JSON on
+stdin; it makes ready, and tries nothing before stdin ends.
 
 Candidates are foreign code on a device that forgives nothing: they may end this process or hang in it.
 """
@@ -7,7 +8,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
@@ -18,12 +19,16 @@ from moebius_worker.preflight.probe import Patience, Probe
 from moebius_worker.preflight.report import Doing, Judged, Message, Site, StepDone, encode
 from moebius_worker.preflight.subject import ProbeStep, Subject
 
+Send = Callable[[Message], None]
+
 
 @dataclass(frozen=True)
 class Task:
-    """`subject` and `registry`: "module:function", called with `options` and without arguments."""
+    """`subject` and `registry`: "module:function", called with `options` and without arguments. `sizes`: as
+    `subject`, for one on the device "meta"; None if nothing is compiled for it."""
 
     subject: str
+    sizes: str | None
     options: dict[str, Any]
     registry: str
     excluded: tuple[str, ...]
@@ -37,7 +42,7 @@ class Task:
 
 
 def encode_task(task: Task) -> bytes:
-    return json.dumps(asdict(task)).encode()
+    return json.dumps(asdict(task)).encode() + b"\n"
 
 
 def decode_task(data: bytes) -> Task:
@@ -56,24 +61,30 @@ def decode_task(data: bytes) -> Task:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="moebius_worker.preflight.child", description=__doc__)
+    task, send = begin(__doc__, arguments)
+    _examine(task, send)
+
+
+def begin(description: str | None, arguments: Sequence[str] | None) -> tuple[Task, Send]:
+    """What a process of the preflight is to do, and how it reports."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--fd", type=int, required=True, help="where to report")
     descriptor = parser.parse_args(arguments).fd
     os.set_inheritable(descriptor, False)
-    task = decode_task(sys.stdin.buffer.read())
+    task = decode_task(sys.stdin.buffer.readline())
 
     def send(message: Message) -> None:
         # Unbuffered: the last words are what counts.
         os.write(descriptor, encode(message))
 
-    _examine(task, send)
-    os.close(descriptor)
+    return task, send
 
 
-def _examine(task: Task, send: Any) -> None:
+def _examine(task: Task, send: Send) -> None:
     send(Doing("starting PyTorch and reading weights"))
-    subject: Subject = _named(task.subject)(**task.options)
-    registry: Registry = _named(task.registry)()
+    subject: Subject = named(task.subject)(**task.options)
+    registry: Registry = named(task.registry)()
+    sys.stdin.buffer.read()
     known: dict[tuple[Any, str], Verdict] = {
         (judged.site, judged.verdict.backend): judged.verdict for judged in task.known
     }
@@ -96,7 +107,8 @@ def _examine(task: Task, send: Any) -> None:
         send(StepDone(index + 1, len(task.steps)))
 
 
-def _named(name: str) -> Any:
+def named(name: str) -> Any:
+    """What "module:function" names."""
     module, _, function = name.partition(":")
     return getattr(import_module(module), function)
 

@@ -2,12 +2,15 @@
 
 import contextlib
 import importlib.metadata
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import torch
 
+from moebius_common.cpus import cpu_count
+from moebius_kernels.jit import flashinfer_cache
 from moebius_kernels.jit.cache import ArtefactCache, cache_root
 from moebius_kernels.jit.sources import digest, package_digest
 from moebius_kernels.jit.triton_cache import triton_directory, use_directory
@@ -18,7 +21,10 @@ from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.engine.models.registry import build_model
 from moebius_worker.engine.runner import STEP_TOKENS, RunnerOptions, place_for
 from moebius_worker.engine.weights.open import open_weights
+from moebius_worker.host_memory import host_memory
 from moebius_worker.preflight.machine import device_here
+from moebius_worker.preflight.model import subject_options
+from moebius_worker.preflight.process import Waiting
 from moebius_worker.preflight.run import Examination, Progress, preflight
 from moebius_worker.preflight.subject import steps_for
 
@@ -41,19 +47,27 @@ def find_plan(
     registry: Registry,
     progress: Progress = lambda phase, done, total: None,
     *,
+    meanwhile: Callable[[], None] = lambda: None,
+    waiting: Waiting | None = None,
     fresh: bool = False,
     root: Path | None = None,
 ) -> Plan:
     """The plan for this checkpoint, these settings, this device and these kernels, kept below `root`.
 
-    `fresh`: made anew even if it is there. Raises CheckpointError and PreflightError.
+    `meanwhile` and `waiting`: as of `preflight`. `fresh`: made anew even if it is there. Raises
+    CheckpointError and PreflightError.
     """
     root = root or cache_root()
     place = place_for(checkpoint, wanted.options)
     device = device_here(place.device.type)
     versions = versions_of(device)
     if device.kind == "cuda":
-        use_directory(triton_directory(root, versions))
+        use_directory(triton_place(root, device))
+        flashinfer_cache.use_directory(
+            flashinfer_cache.flashinfer_directory(root, versions),
+            cpus=cpu_count(),
+            memory=host_memory().available,
+        )
     identity = versions | _contents(checkpoint, wanted) | {"tilings": tilings_digest(root, device)}
     if not _has_candidates(registry.without(wanted.excluded), device):
         # References alone have nothing to prove.
@@ -69,55 +83,43 @@ def find_plan(
         if (found := _read(kept, key)) is not None:
             log.info("kernel plan found", path=str(kept.root / key))
             return found.without(wanted.excluded)
-    return _make(checkpoint, wanted, identities[which], kept, keys[which], progress)
+
+    def made() -> Plan:
+        return preflight(examination_for(checkpoint, wanted), identities[which], progress, meanwhile, waiting)
+
+    return _kept(made, kept, keys[which])
 
 
-def _make(
-    checkpoint: Checkpoint,
-    wanted: Wanted,
-    identity: dict[str, str],
-    kept: ArtefactCache,
-    key: str,
-    progress: Progress,
-) -> Plan:
-    """By a preflight, or by that of another worker that is making the same plan now."""
+def _kept(make: Callable[[], Plan], kept: ArtefactCache, key: str) -> Plan:
+    """What `make` makes, or what another worker that is making the same plan now does."""
     made: list[Plan] = []
 
-    def make(directory: Path) -> None:
-        made.append(preflight(examination_for(checkpoint, wanted), identity, progress))
+    def build(directory: Path) -> None:
+        made.append(make())
         (directory / _PLAN).write_text(made[0].to_json())
 
     try:
-        kept.get(key, make)
+        kept.get(key, build)
         found = _read(kept, key)
     except OSError as error:
         log.warning("the kernel plan cannot be kept", path=str(kept.root), reason=str(error))
         found = None
     if found is None:
-        found = made[0] if made else preflight(examination_for(checkpoint, wanted), identity, progress)
+        found = made[0] if made else make()
     return found
 
 
-def examination_for(checkpoint: Checkpoint, wanted: Wanted) -> Examination:
-    """What a preflight has to examine. Raises CheckpointError for a device that is not there."""
+def examination_for(checkpoint: Checkpoint, wanted: Wanted, *, elsewhere: bool = False) -> Examination:
+    """What a preflight has to examine, perhaps on a machine `elsewhere`. Raises CheckpointError for a device
+    that is not there."""
     options = wanted.options
-    place = place_for(checkpoint, options)
+    place = place_for(checkpoint, options, elsewhere=elsewhere)
     max_step_tokens = options.max_step_tokens or STEP_TOKENS[place.device.type]
-    ranges = token_ranges(max(max_step_tokens, options.max_running))
+    ranges = token_ranges(max(max_step_tokens, options.max_running), options.max_running)
     return Examination(
         subject="moebius_worker.preflight.model:open_subject",
-        options={
-            "model": str(checkpoint.path),
-            "device": options.device,
-            "dtype": str(place.dtype).removeprefix("torch."),
-            "page_size": options.page_size,
-            "kv_format": options.kv_format.value,
-            "threads": options.threads,
-            "expand_weights": options.expand_weights,
-            "dummy_weights": options.dummy_weights,
-            "max_running": options.max_running,
-            "max_step_tokens": max_step_tokens,
-        },
+        sizes="moebius_worker.preflight.model:open_sizes" if place.device.type == "cuda" else None,
+        options=subject_options(checkpoint, options, place.dtype, max_step_tokens),
         ranges=ranges,
         steps=steps_for(ranges, max_running=options.max_running, max_step_tokens=max_step_tokens),
         # Steps of decodes alone are the ones that become graphs.
@@ -130,12 +132,19 @@ def _has_candidates(registry: Registry, device: Device) -> bool:
     return any(not backend.is_reference and device.kind in backend.devices for backend in registry.backends)
 
 
+def triton_place(root: Path, device: Device) -> Path:
+    """Where kernels for this device are kept, by what compiles them: they need not be compiled on it."""
+    versions = versions_of(device)
+    parts = ("architecture", "torch", "triton")
+    return triton_directory(root, {name: versions[name] for name in parts if name in versions})
+
+
 def versions_of(device: Device) -> dict[str, str]:
     """What compiles kernels and runs them."""
     found = {"device": device.name, "driver": device.driver, "torch": torch.__version__}
     if device.architecture is not None:
         found["architecture"] = "{}.{}".format(*device.architecture)
-    for package in ("triton", "flashinfer-python"):
+    for package in ("triton", "flashinfer-python", "flashinfer-jit-cache"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

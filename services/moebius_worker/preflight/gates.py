@@ -1,8 +1,9 @@
 """The gates that a candidate passes with the arguments of a real call, one after another."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -64,8 +65,17 @@ class Trial:
         return tensor
 
 
-def judge(backend: Backend, trial: Trial, machine: Machine, announce: Announce, *, timed: bool) -> Verdict:
+def judge(
+    backend: Backend,
+    trial: Trial,
+    machine: Machine,
+    announce: Announce,
+    *,
+    timed: bool,
+    enough: float = math.inf,
+) -> Verdict:
     """Puts the candidate through the gates. What does not come back from that is the caller's to notice.
+    `enough`: microseconds with which it has lost, however many more it takes.
 
     The reference is right by definition, and stays if it cannot be captured: somebody has to compute.
     """
@@ -77,7 +87,7 @@ def judge(backend: Backend, trial: Trial, machine: Machine, announce: Announce, 
     run: Callable[[], Any] = _Run(backend, trial)
     try:
         if not backend.is_reference:
-            error = _compute(_Run(backend, trial), trial, machine, announce)
+            error = _compute(backend, trial, machine, announce)
         if trial.capture and machine.captures and backend.capturable:
             try:
                 with _gate("capture", announce):
@@ -89,7 +99,7 @@ def judge(backend: Backend, trial: Trial, machine: Machine, announce: Announce, 
                     raise
         if timed:
             with _gate("time", announce):
-                microseconds = _microseconds(run, machine, captured=captured)
+                microseconds = _microseconds(run, machine, enough, captured=captured)
                 machine.synchronise()
             _no_error_left(machine)
     except _RejectedError as rejected:
@@ -97,15 +107,20 @@ def judge(backend: Backend, trial: Trial, machine: Machine, announce: Announce, 
     return Verdict(backend.name, None, None, error, microseconds, captured)
 
 
-def _compute(run: "_Run", trial: Trial, machine: Machine, announce: Announce) -> float:
+def _compute(backend: Backend, trial: Trial, machine: Machine, announce: Announce) -> float:
     """The relative error of the first call."""
+    run = _Run(backend, trial)
     with _gate("compile", announce):
         with _PoisonedMemory():
             result = run()
         machine.synchronise()
     _no_error_left(machine)
     with _gate("numbers", announce):
-        return _compare(trial, run, result)
+        if backend.reference is None:
+            return _compare(trial, run, result, limit_of(trial.query))
+        declared = replace(backend, function=backend.reference, own=None)
+        expected = replace(trial, expected=_Run(declared, trial)())
+        return _compare(expected, run, result, limit_of(trial.query, declared=True))
 
 
 class _Run:
@@ -117,7 +132,7 @@ class _Run:
         self.arguments = {
             name: copy_tensors(value) if name in own else value for name, value in trial.arguments.items()
         }
-        self._function = backend.function
+        self._function = backend.bind()
         self._args, self._kwargs = _as_called(trial.query.operation, self.arguments)
 
     def __call__(self) -> Any:
@@ -127,9 +142,8 @@ class _Run:
         return {name: self.arguments[name] for name in CALLS[trial.query.operation].written}
 
 
-def _compare(trial: Trial, run: _Run, result: Any) -> float:
+def _compare(trial: Trial, run: _Run, result: Any, limit: float) -> float:
     """The relative error of the result and of what was written."""
-    limit = limit_of(trial.query)
     match trial.expected:
         case Route():
             error, wrong = route_difference(result, trial.expected, trial.first)
@@ -164,18 +178,19 @@ def _touched(trial: Trial, run: _Run) -> str:
     )
 
 
-def _microseconds(run: Callable[[], Any], machine: Machine, *, captured: bool) -> float:
+def _microseconds(run: Callable[[], Any], machine: Machine, enough: float, *, captured: bool) -> float:
     """Of a call; of captured ones in a row, which is how a graph has them: one alone takes less than its
     launch."""
     if not captured:
-        return machine.microseconds(run)
+        return machine.microseconds(run, enough)
 
     def row() -> None:
         for _ in range(_ROW):
             run()
 
     replay, _ = machine.capture(row)
-    return machine.microseconds(replay) / _ROW
+    # The first replay has more to do; and what can be captured does not take long.
+    return machine.microseconds(replay, math.inf) / _ROW
 
 
 def _capture(backend: Backend, trial: Trial, machine: Machine) -> "_Run":

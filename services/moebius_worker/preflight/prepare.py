@@ -1,5 +1,6 @@
 """What an engine gets of the preflight: operations that follow the plan, and a word about them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -14,6 +15,7 @@ from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.engine.runner import ModelRunner
 from moebius_worker.flight_recorder import FlightRecorder
 from moebius_worker.preflight.examine import Wanted, examination_for, find_plan
+from moebius_worker.preflight.process import Waiting
 from moebius_worker.preflight.run import Progress
 from moebius_worker.preflight.subject import ProbeStep
 from moebius_worker.preflight.workload import Workload
@@ -37,10 +39,11 @@ class Prepared:
         """Computes each kind of step once, before anybody waits for it: kernels are loaded, and those that
         depend on the sizes of this engine's caches compiled. What the caches held is lost."""
         workload = Workload(runner.layout, runner.vocab_size, runner.max_model_len)
-        for done, step in enumerate(self.steps):
-            progress("warming up", done, len(self.steps))
-            if slices := workload.slices(step):
-                workload.draw(runner.step(slices).logits, self.operations.draw_tokens)
+        with runner.one_layer_of_each_kind():
+            for done, step in enumerate(self.steps):
+                progress("warming up", done, len(self.steps))
+                if slices := workload.slices(step):
+                    workload.draw(runner.step(slices).logits, self.operations.draw_tokens)
 
     def freeze(self) -> None:
         """From now on no kernel should have to be compiled; if one is, it is counted and logged."""
@@ -54,15 +57,23 @@ class Prepared:
         return describe(self.plan, self.excluded)
 
 
-def prepare(checkpoint: Checkpoint, wanted: Wanted, flights: int, progress: Progress) -> Prepared:
-    """Finds the plan and binds it. `flights`: the open file of the flight recorder.
+def prepare(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    flights: int,
+    progress: Progress,
+    meanwhile: Callable[[], None] = lambda: None,
+    waiting: Waiting | None = None,
+) -> Prepared:
+    """Finds the plan and binds it. `flights`: the open file of the flight recorder. `meanwhile` and
+    `waiting`: as of `preflight`.
 
     Raises CheckpointError and PreflightError.
     """
     registry = gather()
     for module, reason in registry.missing.items():
         log.info("backends are not here", module=module, reason=reason)
-    plan = find_plan(checkpoint, wanted, registry, progress)
+    plan = find_plan(checkpoint, wanted, registry, progress, meanwhile=meanwhile, waiting=waiting)
     if not plan.choices:
         return Prepared(plan, REFERENCE, wanted.excluded, ())
     log.info("kernel plan\n" + "\n".join("  ".join(row) for row in rows_of(plan)))

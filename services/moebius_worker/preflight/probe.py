@@ -1,5 +1,6 @@
 """Operations that compute with the references and, at each new kind of call, try every candidate."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,9 @@ from moebius_kernels.registry import Backend, Device, Query, Registry, TokenRang
 from moebius_worker.preflight.gates import Trial, judge
 from moebius_worker.preflight.machine import Machine
 from moebius_worker.preflight.report import Begun, Judged, Message, Site
+
+# Who takes so many times the time of the best has lost, in its first call already.
+_LOST = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +90,35 @@ class Probe:
         # Only the last count of a range is timed, and the reference only where it has a rival.
         timed = tokens == span.last
         rivals = False
+        best = math.inf
         for backend in sorted(self.registry.of(operation), key=lambda one: one.is_reference):
             verdict = self.known.get((site, backend.name))
             if verdict is None:
                 needed = timed and (rivals or not backend.is_reference)
-                verdict = self._verdict(backend, site, trial, timed=needed)
+                verdict = self._verdict(backend, site, trial, timed=needed, enough=_LOST * best)
                 lost = _may_have_broken(verdict, trial, backend) and not self.machine.healthy()
                 if lost and verdict.rejected is not None:
                     verdict = replace(verdict, rejected="crash", reason=f"{verdict.reason}: device lost")
                 self.send(Judged(site, verdict))
                 if lost:
                     self.give_up()
-            rivals = rivals or verdict.rejected is None
+            if verdict.rejected is None:
+                rivals, best = True, min(best, verdict.microseconds or math.inf)
         return result
 
-    def _verdict(self, backend: Backend, site: Site, trial: Trial, *, timed: bool) -> Verdict:
+    def _verdict(self, backend: Backend, site: Site, trial: Trial, *, timed: bool, enough: float) -> Verdict:
         if reason := refusal(backend, trial.query):
             return Verdict(backend.name, "admission", reason)
         if broken := self._broken.get((site.operation, site.key, backend.name)):
             return Verdict(backend.name, "crash", broken)
 
         def announce(gate: str) -> None:
-            seconds = self.patience.compile if gate == "compile" else self.patience.run
+            seconds = self.patience.run
+            if gate == "compile":
+                seconds = max(self.patience.compile, backend.build_seconds)
             self.send(Begun(site, backend.name, gate, seconds))
 
-        return judge(backend, trial, self.machine, announce, timed=timed)
+        return judge(backend, trial, self.machine, announce, timed=timed, enough=enough)
 
 
 def _may_have_broken(verdict: Verdict, trial: Trial, backend: Backend) -> bool:

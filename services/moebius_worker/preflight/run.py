@@ -1,25 +1,24 @@
-"""Runs the preflight: starts sacrificial processes until everything has been judged."""
+"""Runs the preflight: compiles on all CPUs, starts sacrificial processes until everything has been judged.
 
-import contextlib
-import os
+Both start at the same time. While kernels are compiled, the first sacrificial process makes ready.
+"""
+
 import selectors
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from io import RawIOBase
 from typing import Any
 
 import structlog
 
-from moebius_common.child import dies_with_us
 from moebius_common.exit_reason import exit_reason
 from moebius_kernels.plan import Plan, Verdict
 from moebius_kernels.registry import TokenRange
 from moebius_worker.preflight.child import Task, encode_task
 from moebius_worker.preflight.draw import draw_plan
 from moebius_worker.preflight.probe import Patience
+from moebius_worker.preflight.process import PreflightProcess, Waiting
 from moebius_worker.preflight.report import Begun, Doing, Judged, Site, StepDone, decode
 from moebius_worker.preflight.subject import ProbeStep
 
@@ -49,6 +48,7 @@ class Examination:
     ranges: tuple[TokenRange, ...]
     steps: tuple[ProbeStep, ...]
     capture_tokens: int = 0
+    sizes: str | None = None
     registry: str = "moebius_kernels.registry:gather"
     excluded: tuple[str, ...] = ()
     patience: Patience = field(default_factory=Patience)
@@ -67,24 +67,32 @@ def preflight(
     examination: Examination,
     identity: dict[str, str],
     progress: Progress = lambda phase, done, total: None,
+    meanwhile: Callable[[], None] = lambda: None,
+    waiting: Waiting | None = None,
 ) -> Plan:
-    """Judges every candidate and draws up the plan. Raises PreflightError."""
+    """Judges every candidate and draws up the plan. `meanwhile`: what can be done while kernels are compiled.
+    `waiting`: processes that were started before, of which some are taken.
+
+    Raises PreflightError, and what `meanwhile` raises.
+    """
+    waiting = {} if waiting is None else waiting
     known = _Known({})
     fruitless = 0
     total = len(examination.steps)
-    while known.steps_done < total:
-        before = len(known.verdicts), known.steps_done
-        ended = _one_process(_task(examination, known), known, progress)
-        if ended is None:
-            break
-        log.warning("a preflight process ended", reason=ended, steps_done=known.steps_done, steps=total)
-        fruitless = fruitless + 1 if before == (len(known.verdicts), known.steps_done) else 0
-        if fruitless == FRUITLESS_PROCESSES:
-            step = examination.steps[known.steps_done]
-            raise PreflightError(
-                f"The model cannot be computed here: a {step.kind} step of {step.tokens} tokens, with "
-                f"references alone, {ended}."
-            )
+    with _compiling(_task(examination, known), known, progress, meanwhile, waiting) as compiled:
+        while known.steps_done < total:
+            before = len(known.verdicts), known.steps_done
+            ended = _one_process(_task(examination, known), known, progress, compiled, waiting)
+            if ended is None:
+                break
+            log.warning("a preflight process ended", reason=ended, steps_done=known.steps_done, steps=total)
+            fruitless = fruitless + 1 if before == (len(known.verdicts), known.steps_done) else 0
+            if fruitless == FRUITLESS_PROCESSES:
+                step = examination.steps[known.steps_done]
+                raise PreflightError(
+                    f"The model cannot be computed here: a {step.kind} step of {step.tokens} tokens, with "
+                    f"references alone, {ended}."
+                )
     return draw_plan(
         known.verdicts, examination.ranges, capture_tokens=examination.capture_tokens, identity=identity
     )
@@ -98,36 +106,67 @@ def _task(examination: Examination, known: _Known) -> Task:
     )
 
 
-def _one_process(task: Task, known: _Known, progress: Progress) -> str | None:
-    """Lets a process judge as long as it lives; None if it did all, else how it ended."""
-    reading, writing = os.pipe()
-    command = dies_with_us(sys.executable, "-m", "moebius_worker.preflight.child", "--fd", str(writing))
-    with (
-        os.fdopen(reading, "rb", buffering=0) as reports,
-        # A session of its own: compilers that it started end with it.
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, pass_fds=(writing,), start_new_session=True
-        ) as process,
-    ):
-        os.close(writing)
-        try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(encode_task(task))
-            trying, hung = _listen(reports, known, progress, len(task.steps))
-            if not hung:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(EXIT_SECONDS)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        status = process.wait()
+def compile_ahead(examination: Examination, progress: Progress) -> None:
+    """Compiles what `preflight` would try, and tries nothing. Raises PreflightError."""
+    with _process("ahead", _task(examination, _Known({})), {}) as process:
+        process.begin()
+        _, hung = _listen(process.reports, _Known({}), progress, len(examination.steps))
+        if not hung:
+            process.wait(EXIT_SECONDS)
+        status = process.end()
+    if status != 0:
+        how = f"said nothing for {SILENCE_SECONDS:.0f} s" if hung else exit_reason(status)
+        raise PreflightError(f"The process that compiles {how}.")
+
+
+@contextmanager
+def _compiling(
+    task: Task, known: _Known, progress: Progress, meanwhile: Callable[[], None], waiting: Waiting
+) -> Iterator[Callable[[], None]]:
+    """Has kernels compiled; yields what does something else `meanwhile` and waits until all are, or nobody
+    says anything any more."""
+    if task.sizes is None or not task.steps:
+        yield lambda: None
+        return
+    with _process("ahead", task, waiting) as process:
+        process.begin()
+
+        def wait() -> None:
+            meanwhile()
+            _listen(process.reports, known, progress, len(task.steps))
+
+        yield wait
+
+
+def _one_process(
+    task: Task, known: _Known, progress: Progress, compiled: Callable[[], None], waiting: Waiting
+) -> str | None:
+    """Lets a process judge as long as it lives, once kernels are `compiled`; None if it did all, else how it
+    ended."""
+    with _process("child", task, waiting) as process:
+        compiled()
+        process.begin()
+        trying, hung = _listen(process.reports, known, progress, len(task.steps))
+        if not hung:
+            process.wait(EXIT_SECONDS)
+        status = process.end()
     how = f"said nothing for {SILENCE_SECONDS:.0f} s" if hung else exit_reason(status)
     if trying is not None:
         how = f"took more than {trying.seconds:.0f} s" if hung else how
         verdict = Verdict(trying.backend, "crash", f"the process {how} at the gate {trying.gate}")
         known.add(Judged(trying.site, verdict))
     return None if known.steps_done == len(task.steps) else how
+
+
+@contextmanager
+def _process(program: str, task: Task, waiting: Waiting) -> Iterator[PreflightProcess]:
+    """One that has its task: that which is waiting for one, or another. It is gone at the end."""
+    process = waiting.pop(program, None) or PreflightProcess.start(program)
+    try:
+        process.give(encode_task(task))
+        yield process
+    finally:
+        process.end()
 
 
 def _listen(reports: RawIOBase, known: _Known, progress: Progress, total: int) -> tuple[Begun | None, bool]:

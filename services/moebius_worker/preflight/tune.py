@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from moebius_kernels.jit.cache import cache_root
-from moebius_kernels.jit.triton_cache import triton_directory, use_directory
+from moebius_kernels.jit.triton_cache import use_directory
 from moebius_kernels.tuning import Point, Report, find_tuner, tilings_path
-from moebius_worker.preflight.examine import versions_of
+from moebius_worker.preflight.examine import triton_place
 from moebius_worker.preflight.machine import device_here
 
 
@@ -27,7 +27,7 @@ def tune_here(points: Sequence[Point], report: Report) -> Path:
     if find_spec("triton") is None:
         raise CannotTuneError("Triton, which compiles the kernels, is not installed here")
     device, root = device_here("cuda"), cache_root()
-    use_directory(triton_directory(root, versions_of(device)))
+    use_directory(triton_place(root, device))
     path = tilings_path(root, device)
     find_tuner().tune(points, device, path, report)
     return path

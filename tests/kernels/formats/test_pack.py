@@ -1,17 +1,19 @@
 """The forms that kernels read hold the numbers of those in the files."""
 
+import math
+
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
 from moebius_kernels.formats.dense import dense
-from moebius_kernels.formats.e2m1_words import from_words
+from moebius_kernels.formats.e2m1_words import PLACES, from_words, to_words
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.formats.ggml import GGML_TYPES, Ggml
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import pack, packed_format
-from tests.kernels.formats.test_ggml import DEVICE, random_bytes, stored
+from tests.kernels.formats.ggml_bytes import DEVICE, random_bytes, stored
 
 PACKED = [
     type_ for type_ in sorted(GGML_TYPES) if not isinstance(packed_format(Ggml(type_)), (Ggml, type(None)))
@@ -21,12 +23,20 @@ PACKED = [
 def test_the_types_that_kernels_read():
     names = {type_.name for type_ in PACKED}
     expected = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
-    assert names == set(expected.split())
+    assert names == set(expected.split()) | set(BITS)
+
+
+# Bits of a number of types that are read as codes of 4 to 8 bits: an upper limit, and more than in the file.
+BITS = {
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q1_0"), 4.13),
+    **{"IQ1_S": 5.38, "IQ1_M": 5.63, "IQ2_XXS": 8.5, "IQ2_XS": 9, "IQ2_S": 9, "IQ3_XXS": 6.38, "IQ3_S": 5.38},
+}
 
 
 # Relative to the largest number of 32. Factors and offsets in bf16 err by 2^-9 each, minima that are
 # subtracted in another order by fp32's rounding, the rest not at all.
 ROUNDED = {"Q4_1": 2**-8, "Q5_1": 2**-8, "Q4_K": 2**-8, "Q5_K": 2**-8, "Q2_K": 2**-20}
+ROUNDED |= dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S"), 2**-8)
 
 
 @pytest.mark.parametrize("type_", PACKED)
@@ -36,43 +46,76 @@ def test_packed_numbers_are_equal(type_):
     assert packed.format == packed_format(matrix.format)
     assert packed.shape == matrix.shape
     expected = matrix.dequantize().unflatten(-1, (-1, 32))
+    if type_ == Type.MXFP4:
+        expected = numberless(expected, matrix.parts["data"].unflatten(-1, (-1, 17))[..., :1])
     error = (packed.dequantize().unflatten(-1, (-1, 32)) - expected).abs().amax(-1)
     limit = ROUNDED.get(type_.name, 0) * expected.abs().amax(-1)
-    # E8M0's highest code is no number in both.
+    # What is no number is none in both.
+    assert torch.equal(packed.dequantize().isnan(), expected.flatten(-2).isnan())
     assert ((error <= limit) | expected.isnan().any(-1)).all()
+
+
+def numberless(numbers, scale):
+    """Without those whose E8M0 factor is 2^10 or larger."""
+    return numbers.masked_fill(scale >= 137, math.nan)
 
 
 @pytest.mark.parametrize("type_", PACKED)
 def test_packed_is_hardly_larger(type_):
     matrix = stored(type_, random_bytes(type_, rows=6, blocks=4))
-    assert matrix.nbytes <= pack(matrix).nbytes <= 1.12 * matrix.nbytes
+    most = BITS[type_.name] / 8 * math.prod(matrix.shape) if type_.name in BITS else 1.12 * matrix.nbytes
+    assert matrix.nbytes <= pack(matrix).nbytes <= most
 
 
 def test_others_stay_as_they_are():
     matrix = dense(torch.ones(2, 3))
     assert pack(matrix) is matrix
-    rare = stored(Type.IQ2_XXS, random_bytes(Type.IQ2_XXS, rows=1, blocks=1))
+    rare = stored(Type.NVFP4, random_bytes(Type.NVFP4, rows=1, blocks=1))
     assert pack(rare) is rare
     assert packed_format(rare.format) is None
 
 
+@pytest.mark.parametrize("columns", [64, 160, 176, 512])
 @pytest.mark.parametrize("format", [Nvfp4(), Mxfp4()], ids=lambda format: format.name)
-def test_codes_in_words(format):
-    """All pairs of codes at all places."""
-    matrix = StoredMatrix.empty(format, (64, 64), DEVICE)
+def test_codes_in_words(format, columns):
+    """All codes at all places, and rows that do not fill the last word."""
+    columns -= columns % format.column_block
+    matrix = StoredMatrix.empty(format, (64, columns), DEVICE)
     for part in matrix.parts.values():
         if part.dtype == torch.uint8:
             part.random_(0, 255)
         else:
             part.fill_(0.75)
+    scale = matrix.parts["scale"]
+    expected = matrix.dequantize()
     if format == Nvfp4():
         # All that are not negative, the denormal ones and 0 among them; 127 is none.
-        codes = torch.arange(4 * 64, device=DEVICE).remainder(127).to(torch.uint8)
-        matrix.parts["scale"].copy_(codes.view(torch.float8_e4m3fn).view(64, 4))
+        codes = torch.arange(scale.numel(), device=DEVICE).remainder(127).to(torch.uint8)
+        scale.copy_(codes.view(torch.float8_e4m3fn).view_as(scale))
+        expected = matrix.dequantize()
+    else:
+        expected = numberless(expected.unflatten(-1, (-1, 32)), scale[..., None]).flatten(-2)
     packed = pack(matrix)
     assert packed.format == packed_format(format)
-    assert torch.equal(packed.dequantize(), matrix.dequantize())
+    assert torch.equal(packed.dequantize().nan_to_num(-1), expected.nan_to_num(-1))
+    data = from_words(packed.parts["data"])
+    # Kernels multiply what is beyond the last column by 0, so it has to be a number.
+    assert not data[..., columns // 2 :].any()
+    assert not packed.parts["scale"][..., columns // format.column_block :].any()
     if format == Mxfp4():
-        assert torch.equal(from_words(packed.parts["data"]), matrix.parts["data"])
-    assert packed.nbytes == matrix.nbytes
+        assert torch.equal(data[..., : columns // 2], matrix.parts["data"])
+    assert packed.nbytes < (1.02 if columns == 512 else 1.4) * matrix.nbytes
     assert pack(packed) is packed
+
+
+def test_where_codes_are_in_words():
+    """One code in a row of zeros, by the description of the form."""
+    for column in range(32):
+        data = torch.zeros(1, 16, dtype=torch.uint8)
+        data[0, column // 2] = 0b1111 << 4 * (column % 2)
+        [word] = to_words(data).view(torch.int32).tolist()
+        places = PLACES[column // 8]
+        bits = sum(1 << place for place in places) << 16 * (column % 2)
+        assert [one & 0xFFFFFFFF for one in word] == [
+            bits if index == column % 8 // 2 else 0 for index in range(4)
+        ]

@@ -30,16 +30,31 @@ _ROWS, _WARPS = 64, 4
 
 def compiled(name: str) -> dict[str, int]:
     """Of a down product with 8 tokens a tile: instructions of the tensor cores in a step, and how often its
-    loop puts numbers into shared memory. Of one with 128: the most products of the tensor cores that may be
-    under way when its loop has waited."""
-    few, many = _product(name, 8, 128), _product(name, 128, 64)
-    loop = few["ttgir"].partition("scf.for")[2]
+    loop puts numbers into shared memory. Of those with 16 and with 128: how many products there are, the most
+    that may be under way when the loop has waited, and numbers put into shared memory."""
+    few, some, many = _product(name, 8, 128), _product(name, 16, 128), _product(name, 128, 64)
     return {
         "mma": len(re.findall(r"mma\.sync\.aligned\.m16n8k16", few["ptx"])),
-        "copies": loop.count("ttg.local_alloc"),
-        "products": len(re.findall(r"wgmma\.mma_async", many["ptx"])),
-        "under_way": max(map(int, re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)", many["ptx"]))),
+        "copies": _copies(few),
+        "products": min(len(re.findall(r"wgmma\.mma_async", one["ptx"])) for one in (some, many)),
+        "under_way": max(_under_way(one["ptx"]) for one in (some, many)),
+        "copies_of_products": max(_copies(one) for one in (some, many)),
     }
+
+
+def constants() -> str:
+    """All that Triton knows the product by, besides the text of its functions."""
+    assert grouped_gemm.cache_key
+    return str([value for value, _ in grouped_gemm.used_global_vals.values()])
+
+
+def _copies(product: Mapping[str, str]) -> int:
+    loop = product["ttgir"].partition("scf.for")[2].partition("scf.yield")[0]
+    return loop.count("ttg.local_alloc") + len(re.findall(r"ttg\.convert_layout.*xbf16", loop))
+
+
+def _under_way(ptx: str) -> int:
+    return max(map(int, re.findall(r"wgmma\.wait_group\.sync\.aligned (\d+)", ptx)))
 
 
 def _product(name: str, tokens: int, columns: int) -> Mapping[str, str]:
@@ -52,7 +67,7 @@ def _product(name: str, tokens: int, columns: int) -> Mapping[str, str]:
         "ACTIVATION": "", "LIMIT": 0.0, "ALPHA": 0.0, "ROUTING": "single", "PAIRS": 1, "SLOTS": False,
         "PAIRS_OF_X": 1, "TOKENS": tokens, "PARTS": 1, "ROWS": _ROWS, "COLUMNS": columns,
         "SPLITS": 1, "DEPTH": 1, "SWAP": True, "POLICY": "evict_first", "ASM": True, "OVERLAP": True,
-        "PREFETCH": True,
+        "PREFETCH": True, "IN_ORDER": tokens > 8,
     }  # fmt: skip
     codes = _pointer(layout.codes, "*i32")
     pointers = {
@@ -84,4 +99,5 @@ def _pointer(part: tuple[str, torch.dtype] | None, otherwise: str) -> str:
 
 
 if __name__ == "__main__":
-    json.dump({name: compiled(name) for name in sys.argv[1:]}, sys.stdout)
+    products = {name: compiled(name) for name in sys.argv[1:]}
+    json.dump({"products": products, "constants": constants()}, sys.stdout)

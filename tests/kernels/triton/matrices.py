@@ -13,6 +13,7 @@ from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import packed_format
 
+_RARE = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S", "TQ1_0", "Q1_0"]
 _GGML = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 FORMATS: dict[str, Format] = {
     "bf16": Dense(torch.bfloat16),
@@ -28,5 +29,5 @@ FORMATS: dict[str, Format] = {
     "int4_row": IntGroup(4, None, False, torch.float16),
     "int8": IntGroup(8, 128, False, torch.bfloat16),
     "int8_zero": IntGroup(8, 32, True, torch.float32),
-    **{name.lower(): packed_format(Ggml(Type[name])) for name in _GGML},
+    **{name.lower(): packed_format(Ggml(Type[name])) for name in (*_GGML, *_RARE)},
 }

@@ -8,20 +8,26 @@ import sys
 import pytest
 
 pytest.importorskip("triton")
+from moebius_kernels.triton import decode_asm
 
 # One of each way to expand codes.
-NAMES = ("bf16", "nvfp4_words", "int4_zero", "q5_k", "q6_k", "iq4_xs", "fp8_block")
+NAMES = ("bf16", "nvfp4_words", "mxfp4_words", "int4_zero", "q5_k", "q6_k", "iq4_xs", "fp8_block")
 # A warp's 16 rows by 128 columns, 16 at a time.
 STEP = 8
 
 
 @pytest.fixture(scope="module")
-def products(tmp_path_factory):
+def found(tmp_path_factory):
     settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
     settings["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, "-m", "tests.kernels.triton.compiled", *NAMES]
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def products(found):
+    return found["products"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,3 +42,16 @@ def test_expanded_numbers_stay_until_products_have_read_them(products, name):
     """The loop's next step writes the registers that they are in."""
     assert products[name]["products"] > 0
     assert products[name]["under_way"] == 0
+
+
+@pytest.mark.parametrize("name", ["nvfp4_words", "mxfp4_words"])
+def test_words_are_in_the_registers_that_products_of_four_warps_read(products, name):
+    assert products[name]["copies_of_products"] == 0
+
+
+@pytest.mark.parametrize(
+    "text", [decode_asm.int_codes(4, 1, True), decode_asm.e4m3_codes(), decode_asm.word_factors("e4m3", 2)]
+)
+def test_other_instructions_make_other_kernels(found, text):
+    """Else a cache would go on with those that were compiled from older ones."""
+    assert repr(text)[1:-1] in found["constants"].replace("\\\\", "\\")

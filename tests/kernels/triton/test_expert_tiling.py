@@ -10,7 +10,7 @@ from moebius_kernels.formats.dense import dense
 from moebius_kernels.formats.random_matrix import random_matrix
 from moebius_kernels.registry import Device, Query, TokenRange, refusal
 from moebius_kernels.router import topk_softmax
-from tests.kernels.formats.test_ggml import random_bytes, stored
+from tests.kernels.formats.ggml_bytes import random_bytes, stored
 from tests.kernels.triton.matrices import FORMATS
 
 triton = pytest.importorskip("triton")

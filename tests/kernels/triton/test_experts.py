@@ -70,6 +70,7 @@ TILINGS = [
     ExpertTiling(Tiling(16, 32, 128, swap=False), Tiling(16, 64, 32, swap=False)),
     ExpertTiling(Tiling(16, 32, 64, parts=2), Tiling(16, 32, 64, parts=2, registers=96)),
     ExpertTiling(Tiling(8, 16, 64, depth=4), Tiling(8, 16, 64, depth=4, prefetch=True)),
+    ExpertTiling(Tiling(24, 32, 64, parts=3), Tiling(24, 32, 64, parts=3, splits=2)),
     ExpertTiling(Tiling(64, 32, 32), Tiling(64, 32, 32, splits=2, swap=False)),
 ]
 
@@ -92,6 +93,20 @@ def test_ragged_columns(format):
     x = draw(3, 256, seed=3).bfloat16()
     route = topk_softmax(draw(3, 3, seed=4), 2)
     tiling = ExpertTiling(Tiling(8, 64, 128), Tiling(8, 64, 128))
+    check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
+
+
+@pytest.mark.parametrize("tokens", [8, 16])
+@pytest.mark.parametrize("format", ["nvfp4_words", "mxfp4_words"])
+@pytest.mark.parametrize(("columns", "splits"), [(32, 1), (64, 3), (128, 1), (256, 2)])
+def test_words_in_both_orders(format, columns, splits, tokens):
+    """Products of single warps and of four; widths that tiles do not divide, nor 32, nor 256."""
+    form = FORMATS[format]
+    inner = 352 if form.column_block == 32 else 336
+    weights = make(form, 3, 288, inner)
+    x = draw(9, 288, seed=3).bfloat16()
+    route = topk_softmax(draw(9, 3, seed=4), 2)
+    tiling = ExpertTiling(Tiling(tokens, 64, columns), Tiling(tokens, 64, columns, splits=splits))
     check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
 
 
@@ -174,3 +189,16 @@ def test_a_faulty_token_stays_alone():
     assert y.isnan().all(dim=-1).tolist() == [row == 2 for row in range(6)]
     others = [0, 1, 3, 4, 5]
     assert torch.equal(y[others], expected[others])
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_a_token_without_experts_is_nan_if_its_weights_are(tokens):
+    """Such is a row whose router gave nothing but NaN: it must not pass for one with no experts to add."""
+    weights = make(BF16, 4, 72, 40)
+    x = draw(tokens, 72, seed=2).bfloat16()
+    route = topk_softmax(draw(tokens, 4, seed=3), 2)
+    expected = backend.routed_experts(x, route, weights)
+    route.experts[-1], route.weights[-1] = -1, float("nan")
+    y = backend.routed_experts(x, route, weights)
+    assert y[-1].isnan().all()
+    assert torch.equal(y[:-1], expected[:-1])

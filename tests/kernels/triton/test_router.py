@@ -77,3 +77,26 @@ def test_a_faulty_row_goes_to_experts_that_exist_and_stays_alone(name, fault):
         assert torch.equal(got.weights[row], expected.weights[row])
     if not (name == "sigmoid_topk" and fault == float("inf")):
         assert got.weights[1].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("topk_softmax", {}),
+        ("topk_softmax", {"renormalise": False, "groups": 4, "top_groups": 2}),
+        ("softmax_topk", {}),
+        ("sigmoid_topk", {"groups": 4, "top_groups": 2}),
+    ],
+)
+def test_a_row_that_is_nan_throughout_goes_to_no_expert(name, settings):
+    logits = draw(4, 20)
+    expected = getattr(router, name)(logits, 4, **settings)
+    logits[1] = float("nan")
+    logits[3, :19] = float("nan")
+    got = getattr(router, name)(logits, 4, **settings)
+    assert got.experts[1].tolist() == [-1] * 4
+    assert got.weights[1].isnan().all()
+    assert (got.experts[3] >= 0).all()
+    for row in (0, 2):
+        assert torch.equal(got.experts[row], expected.experts[row])
+        assert torch.equal(got.weights[row], expected.weights[row])

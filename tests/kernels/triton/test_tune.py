@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from moebius_kernels.formats.ggml import Ggml
+from moebius_kernels.launch import LaunchError
 from moebius_kernels.registry import Device
 from moebius_kernels.tuning import (
     Compiling,
@@ -19,6 +20,7 @@ from moebius_kernels.tuning import (
     find_tuner,
     tilings_path,
 )
+from tests.kernels.paged_world import DEVICE
 from tests.kernels.triton.answers import Clock, Hardy, Weak, cost
 from tests.kernels.triton.matrices import FORMATS
 
@@ -46,7 +48,6 @@ DENSE = DenseProduct(FORMATS["int4"], 96, 320)
 # Small enough for the interpreter.
 SMALL = ExpertProduct(FORMATS["nvfp4_words"], FORMATS["nvfp4_words"], 4, 2, 64, 32)
 SMALL_TILING = ExpertTiling(Tiling(8, 32, 64), Tiling(8, 64, 32))
-CPU = torch.device("cpu")
 GPU = Device("cuda", "NVIDIA H200", (9, 0))
 
 
@@ -185,18 +186,19 @@ SIZES = [
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("code", ["bf16", "mxfp4_words"])
+@pytest.mark.parametrize("code", ["bf16", "int4", "mxfp4_words"])
 def test_each_shape_has_candidates_whose_steps_end_with_its_columns(sizes, code):
+    """Rows of words are padded, so that their steps may end elsewhere."""
     shape = ExpertShape(code, code, *sizes)
     for tokens in (1, 2, 8, 32, 64, 128, 512, 4096, 8192):
         groups = expert_candidates(shape, tokens)
         assert groups, tokens
         for gate_ups, downs in groups:
             for tilings, columns in ((gate_ups, shape.hidden), (downs, shape.inner)):
-                assert any(columns % one.columns == 0 for one in tilings)
+                assert code == "mxfp4_words" or any(columns % one.columns == 0 for one in tilings)
                 for one in tilings:
                     assert one.columns & (one.columns - 1) == 0
-                    assert one.splits == 1
+                    assert one.splits == 1 or (tilings is downs and columns >= 2048)
             assert {one.tokens for one in (*gate_ups, *downs)} == {gate_ups[0].tokens}
 
 
@@ -204,6 +206,16 @@ def test_dense_candidates_share_columns_evenly_where_they_cannot_be_halved():
     found = dense_candidates(DenseShape("nvfp4_words", 2880, 2880), 8)
     assert any(one.splits == 3 and 2880 % (3 * one.columns) == 0 for one in found)
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("columns", [448, 2048, 2816, 2880, 4096])
+@pytest.mark.parametrize("tokens", [1, 16, 32, 100])
+def test_groups_of_warps_have_columns_enough_for_a_product_of_codes(tokens, columns):
+    found = dense_candidates(DenseShape("nvfp4_words", 512, columns), tokens)
+    assert all(one.columns >= 32 * one.depth for one in found)
+    trials = DenseTrials(replace(DENSE, format=FORMATS["nvfp4_words"]), 1, DEVICE)
+    with pytest.raises(LaunchError, match="needs 32 columns"):
+        trials.run(tokens, Tiling(8, 16, 64, depth=4))
 
 
 @pytest.mark.parametrize("product", [EXPERTS, DENSE])
@@ -273,9 +285,10 @@ def test_a_table_is_made_with_all_that_goes_wrong_on_the_way(monkeypatch, tmp_pa
     assert compiling[-1].done == compiling[-1].total - 1
 
 
+@pytest.mark.parametrize("form", ["nvfp4_words", "bf16"])
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_trials_of_experts_compare_with_the_reference(tokens):
-    trials = ExpertTrials(SMALL, 2, CPU)
+def test_trials_of_experts_compare_with_the_reference(tokens, form):
+    trials = ExpertTrials(replace(SMALL, gate_up=FORMATS[form], down=FORMATS[form]), 2, DEVICE)
     assert trials.error(tokens, SMALL_TILING) < 6e-3
     one, other = (weights.down.parts["data"] for weights in trials.weights)
     assert torch.equal(one, other)
@@ -283,7 +296,7 @@ def test_trials_of_experts_compare_with_the_reference(tokens):
 
 
 def test_trials_of_dense_products_compare_with_the_reference():
-    trials = DenseTrials(DENSE, 2, CPU)
+    trials = DenseTrials(DENSE, 2, DEVICE)
     assert trials.error(5, Tiling(8, 32, 64, splits=2)) < 6e-3
     # One that writes nothing is wrong, whatever lay there before: that of the last one, likely.
     assert not trials.error(5, lambda *call: None) < tune_trials.WRONG
@@ -293,7 +306,7 @@ def test_to_compile_fewer_experts_have_weights_but_kernels_see_them_all(monkeypa
     product = replace(SMALL, experts=96)
     seen = []
     monkeypatch.setattr(tune_trials, "tiled_experts", lambda *call: seen.append(call))
-    assert Trials(CPU)((product, 40, SMALL_TILING, False)) is None
+    assert Trials(DEVICE)((product, 40, SMALL_TILING, False)) is None
     [(_, route, weights, *_)] = seen
     assert weights.num_slots == 96
     assert len(weights.down.parts["data"]) == 16
@@ -303,7 +316,7 @@ def test_to_compile_fewer_experts_have_weights_but_kernels_see_them_all(monkeypa
 def test_wrong_numbers_are_not_timed(monkeypatch):
     monkeypatch.setattr(tune_trials, "sets_of", lambda product, device: 1)
     monkeypatch.setattr(tune_trials, "replayed", lambda run: run() or 12.0)
-    trials = Trials(CPU)
+    trials = Trials(DEVICE)
     figures = trials((SMALL, 2, SMALL_TILING, True))
     assert figures.microseconds == 12.0
     real = tune_trials.tiled_experts

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
 from moebius_worker.engine.memory import OutOfMemoryPlan
-from moebius_worker.engine.runner import ModelRunner, RunnerOptions
+from moebius_worker.engine.runner import ModelRunner, PlannedModel, RunnerOptions
 from moebius_worker.engine.types import Slice
 from tests.tiny import VOCAB_SIZE, write_checkpoint
 
@@ -35,6 +35,28 @@ def test_attributes_and_progress(path):
     assert set(phases) == {"loading weights"}
     assert list(done) == sorted(done)
     assert done[-1] == totals[-1] > 0
+
+
+def test_weights_are_read_once_whoever_asks_first(path):
+    seen = []
+    planned = PlannedModel.of(open_checkpoint(str(path)), RunnerOptions(device="cpu"))
+    assert planned.leaves_room
+    planned.read(lambda *report: seen.append(report))
+    count = len(seen)
+    assert count > 0
+    ModelRunner.of(planned, lambda *report: seen.append(report))
+    assert len(seen) == count
+
+
+def test_a_reading_that_failed_is_done_again(path, monkeypatch):
+    planned = PlannedModel.of(open_checkpoint(str(path)), RunnerOptions(device="cpu"))
+    with monkeypatch.context() as broken:
+        broken.setattr(planned.loading.reader, "read", lambda name: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            planned.read(lambda *_: None)
+    runner = ModelRunner.of(planned)
+    step = [Slice(1, (5, 6, 7), 0, (0, 1), True)]
+    assert torch.equal(runner.step(step).logits, load(path).step(step).logits)
 
 
 def test_the_models_own_length_is_the_limit_where_memory_is_ample(path):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from moebius_kernels.sampling import Drawn, Draws
-from moebius_worker.engine.sampler import NonFiniteLogitsError, SampleRow, sample
+from moebius_kernels.sampling import Drawn, Draws, stream_of
+from moebius_worker.engine.drawing import draws_of
+from moebius_worker.engine.sampler import NonFiniteLogitsError, SampleRow, choose, sample
 from moebius_worker.engine.token_masks import mask_logits
 from moebius_worker.engine.types import SamplingParams
 
@@ -299,3 +300,34 @@ def test_draws_are_the_operations() -> None:
     sample(logits[:2], rows[:2], draw_tokens=draw_tokens)
     sample(logits[:1], rows[1:2], draw_tokens=draw_tokens)
     assert asked == [(3, True), (2, False)]
+
+
+def test_what_draws_need_of_all_rows_is_one_copy() -> None:
+    rows = [
+        row(seed=-(2**63), output=range(7), temperature=0.5, top_k=3, top_p=0.25),
+        row(seed=2**63 - 1, temperature=0, min_p=0.5),
+        row(seed=9, output=range(2), temperature=1.5, top_k=2000),
+    ]
+    found = draws_of(rows, torch.device("cpu"))
+    expected = {
+        "streams": torch.tensor([stream_of(one.params.seed) for one in rows]),
+        "positions": torch.tensor([7, 0, 2]),
+        "temperature": torch.tensor([0.5, 0.0, 1.5]),
+        "top_k": torch.tensor([3, 0, 2000], dtype=torch.int32),
+        "top_p": torch.tensor([0.25, 1.0, 1.0]),
+        "log_min_p": torch.tensor([-math.inf, math.log(0.5), -math.inf]),
+    }
+    assert found.candidates == 2000
+    for name, column in expected.items():
+        assert getattr(found, name).dtype == column.dtype, name
+        assert torch.equal(getattr(found, name), column), name
+    assert len({getattr(found, name).untyped_storage().data_ptr() for name in expected}) == 1
+
+
+def test_a_best_logit_that_is_not_finite_draws_nothing() -> None:
+    logits = logits_of(5)
+    for number, value in enumerate((math.nan, math.inf, -math.inf, torch.finfo(torch.float32).max)):
+        logits[number] = torch.tensor(value)
+    for params in ({}, {"temperature": 0}):
+        rows = [row(seed=number, **params) for number in range(5)]
+        assert [one >= 0 for one in choose(logits, rows).tolist()] == [False, False, False, True, True]

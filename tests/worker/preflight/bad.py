@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -194,6 +195,9 @@ CANDIDATES = {
         _candidate(illegal_access),
         Backend("gated", "wrong_architecture", good, architectures=frozenset({(9, 0)})),
         Backend("gated", "small_tiles", good, devices=("cpu",), admits=no_more_than_four),
+        Backend("gated", "as_declared", wrong_numbers, devices=("cpu",), reference=wrong_numbers),
+        Backend("gated", "builds_long", good, devices=("cpu",), build_seconds=300.0),
+        Backend("gated", "not_as_declared", good, devices=("cpu",), reference=wrong_numbers),
     )
 }
 
@@ -206,6 +210,30 @@ def registry(*names: str) -> Registry:
 everything = partial(registry, *CANDIDATES)
 only_good = partial(registry, "good")
 good_and_wrong = partial(registry, "good", "wrong_numbers")
+
+
+class Remembers(Tiny):
+    """Leaves a file when it first computes, the compiling process's when it is asked for its sizes."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def run(self, step: ProbeStep) -> None:
+        if not (self.folder / "run").exists():
+            # What was written when compiling was over.
+            (self.folder / "run").write_text(" ".join(sorted(one.name for one in self.folder.iterdir())))
+        super().run(step)
+
+
+def slow_sizes(folder: str) -> Tiny:
+    time.sleep(1.0)
+    (Path(folder) / "sizes").touch()
+    raise ValueError("and now something is wrong with them")
+
+
+def no_sizes(**options: Any) -> Tiny:
+    os._exit(4)
 
 
 class Fails(Tiny):

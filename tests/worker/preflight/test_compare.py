@@ -100,7 +100,7 @@ def test_routes_are_the_same_if_their_experts_score_alike(route: object, wrong: 
     [
         (torch.float32, dense(torch.zeros(4, 8)), 1e-3),
         (torch.bfloat16, dense(torch.zeros(4, 8, dtype=torch.bfloat16)), 1.5e-2),
-        (torch.bfloat16, StoredMatrix.empty(Fp8(), (4, 8), torch.device("cpu")), 5e-2),
+        (torch.bfloat16, StoredMatrix.empty(Fp8(), (4, 8), torch.device("cpu")), 1.5e-2),
     ],
 )
 def test_the_limit_goes_by_the_activations_and_the_stored_forms(
@@ -109,3 +109,4 @@ def test_the_limit_goes_by_the_activations_and_the_stored_forms(
     arguments = named_arguments("linear", (torch.zeros(1, 8, dtype=dtype), (matrix,)), {})
     query = Query("linear", shapes_of("linear", arguments), TokenRange(1, 1), Device("cpu", "CPU"))
     assert limit_of(query) == limit
+    assert limit_of(query, declared=True) == 2.5e-2

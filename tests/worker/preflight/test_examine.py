@@ -36,7 +36,7 @@ def made(monkeypatch) -> list[Examination]:
     """The examinations that were asked for; each gives a plan of its own."""
     asked: list[Examination] = []
 
-    def preflight(examination: Examination, identity: dict[str, str], progress) -> Plan:
+    def preflight(examination: Examination, identity: dict[str, str], progress, meanwhile, waiting) -> Plan:
         asked.append(examination)
         return Plan((), identity)
 
@@ -122,7 +122,7 @@ def test_without_a_place_to_keep_it_the_plan_is_made_each_time(checkpoints, made
 def test_workers_that_start_together_make_one_plan(checkpoints, monkeypatch, tmp_path: Path) -> None:
     asked: list[Examination] = []
 
-    def preflight(examination: Examination, identity: dict[str, str], progress) -> Plan:
+    def preflight(examination: Examination, identity: dict[str, str], progress, meanwhile, waiting) -> Plan:
         asked.append(examination)
         time.sleep(0.3)
         return Plan((), identity)

@@ -1,10 +1,14 @@
 """Each gate holds one bad candidate back, with a reason that says why; what is right passes all."""
 
+import math
+import time
+
 import pytest
 
 from moebius_kernels.dispatch import bind
 from moebius_kernels.plan import Plan, Verdict, token_ranges
 from moebius_worker.preflight.draw import draw_plan
+from moebius_worker.preflight.machine import Host
 from moebius_worker.preflight.probe import Probe
 from moebius_worker.preflight.report import Begun, Judged, Message, Site, decode, encode
 from moebius_worker.preflight.subject import ProbeStep, counts_of, steps_for
@@ -53,6 +57,7 @@ def _verdicts(plan: Plan, backend: str) -> dict[str, Verdict]:
         ("raises_at_two", "compile", "ValueError: no valid tile for M = 2", ["1"]),
         ("wrong_numbers", "numbers", "relative error 5.0e-02, allowed 1e-03", []),
         ("wrong_row", "numbers", "relative error", ["1", "2", "3-4"]),
+        ("not_as_declared", "numbers", "relative error 4.8e-02, allowed 3e-02", []),
         ("makes_nan", "numbers", "1 of ", []),
         ("forgets_a_row", "numbers", "16 of ", []),
         ("changes_its_input", "numbers", "it changed gate_up", []),
@@ -72,6 +77,11 @@ def test_a_gate_holds_back_what_it_is_for(name: str, gate: str, reason: str, pas
     # Its neighbours are judged all the same, and something computes.
     assert all(verdict.rejected is None for verdict in _verdicts(plan, "slow").values())
     assert all(choice.backend != name or str(choice.tokens) in passes for choice in plan.choices)
+
+
+def test_what_stored_forms_declare_is_the_reference_of_backends_that_compute_it() -> None:
+    plan, _ = _examine("as_declared")
+    assert all(verdict.rejected is None for verdict in _verdicts(plan, "as_declared").values())
 
 
 def test_what_is_right_passes_and_the_fastest_is_chosen() -> None:
@@ -116,6 +126,17 @@ def test_every_gate_is_announced_with_its_patience_and_every_announcement_is_ans
                 assert trying or verdict.backend == "reference"
                 trying.clear()
     assert not trying
+
+
+def test_what_says_that_it_builds_long_is_given_the_time_for_its_first_call_alone() -> None:
+    _, messages = _examine("builds_long")
+    begun = [message for message in messages if isinstance(message, Begun)]
+    assert {one.gate: one.seconds for one in begun if one.backend == "builds_long"} == {
+        "compile": 300.0,
+        "numbers": 20.0,
+        "capture": 20.0,
+        "time": 20.0,
+    }
 
 
 def test_what_is_known_is_not_tried_again_and_a_crash_speaks_for_larger_counts() -> None:
@@ -184,3 +205,15 @@ def test_reports_survive_the_pipe(message: Message) -> None:
 def test_what_is_no_report_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
         decode(line)
+
+
+@pytest.mark.parametrize(("enough", "calls"), [(math.inf, 4), (1e6, 4), (100.0, 1)])
+def test_what_has_lost_in_its_first_call_is_not_called_again(enough: float, calls: int) -> None:
+    made: list[None] = []
+
+    def slow() -> None:
+        made.append(None)
+        time.sleep(0.01)
+
+    assert Host().microseconds(slow, enough) >= 10_000
+    assert len(made) == calls

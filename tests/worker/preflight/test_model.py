@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from moebius_kernels.activations import Activation
+from moebius_kernels.calls import key_of, named_arguments, shapes_of
 from moebius_kernels.dispatch import bind
+from moebius_kernels.operations import OPERATION_NAMES, REFERENCE, Operations
 from moebius_kernels.plan import Plan, token_ranges
 from moebius_kernels.registry import Backend, Registry, references
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
+from moebius_worker.engine.models.kinds import SkippedLayer, keep_kinds
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import build_model
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
@@ -17,7 +20,6 @@ from moebius_worker.engine.types import Slice, StateStep
 from moebius_worker.engine.weights.load import plan_loading
 from moebius_worker.engine.weights.open import open_weights
 from moebius_worker.preflight.draw import draw_plan
-from moebius_worker.preflight.kinds import SkippedLayer, keep_kinds
 from moebius_worker.preflight.model import open_subject
 from moebius_worker.preflight.probe import Probe
 from moebius_worker.preflight.report import Judged, Message
@@ -98,6 +100,31 @@ def test_one_layer_of_each_kind_is_kept(qwen_next: Path, tmp_path: Path) -> None
     assert share < 1
     kept, _ = _kept(write_checkpoint(tmp_path, num_hidden_layers=4))
     assert kept == [True, False, False, False]
+
+
+@pytest.mark.parametrize("name", ["gpt_oss-mxfp4", "gemma4_moe-nvfp4-modelopt"])
+def test_a_model_may_make_its_calls_in_a_few_layers_for_a_while(name: str) -> None:
+    options = RunnerOptions(device="cpu", page_size=4, kv_cache_bytes=1 << 20, threads=1)
+    runner = ModelRunner.load(open_checkpoint(str(DATA / name)), options)
+    calls: list[str] = []
+
+    def noting(operation: str):
+        def call(*args, **kwargs):
+            arguments = named_arguments(operation, args, kwargs)
+            calls.append(f"{operation} {key_of(shapes_of(operation, arguments))}")
+            return getattr(REFERENCE, operation)(*args, **kwargs)
+
+        return call
+
+    runner.bind(Operations(**{operation: noting(operation) for operation in OPERATION_NAMES}))
+    step = [Slice(1, (5, 6, 7), 0, (0, 1), True, window_pages=(0, 1))]
+    whole, all_calls = runner.step(step).logits, list(calls)
+    calls.clear()
+    with runner.one_layer_of_each_kind():
+        runner.step(step)
+    assert set(calls) == set(all_calls)
+    assert len(calls) < len(all_calls)
+    torch.testing.assert_close(runner.step(step).logits, whole, rtol=0, atol=0)
 
 
 def test_kinds_differ_in_windows_and_in_the_forms_of_weights() -> None:

@@ -1,6 +1,7 @@
 """Sacrificial processes: what takes one down costs a candidate and nothing else."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,38 @@ def test_a_process_that_says_nothing_is_given_up(monkeypatch) -> None:
     with pytest.raises(PreflightError, match="said nothing for 0 s"):
         preflight(_examination("only_good"), {})
     assert time.monotonic() - started < 30
+
+
+def test_nothing_is_tried_before_everything_is_compiled_and_something_else_is_done_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """Whatever goes wrong with compiling ahead: the preflight compiles what it tries."""
+    seen: list[str] = []
+    examination = _examination(
+        "only_good",
+        subject=f"{BAD}:Remembers",
+        sizes=f"{BAD}:slow_sizes",
+        options={"folder": str(tmp_path)},
+    )
+    plan = preflight(
+        examination, {}, lambda *progress: seen.append(progress[0]), (tmp_path / "meanwhile").touch
+    )
+    assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
+    assert (tmp_path / "run").read_text() == "meanwhile sizes"
+    assert seen[0] == "preflight: looking for kernels to compile"
+
+
+def test_what_is_done_meanwhile_may_fail() -> None:
+    def fails() -> None:
+        raise OSError("the weights cannot be read")
+
+    with pytest.raises(OSError, match="cannot be read"):
+        preflight(_examination("only_good", sizes=f"{BAD}:no_sizes"), {}, meanwhile=fails)
+
+
+def test_a_compiling_process_that_dies_is_not_waited_for() -> None:
+    plan = preflight(_examination("only_good", sizes=f"{BAD}:no_sizes"), {})
+    assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
 
 
 def test_a_task_survives_the_pipe() -> None:

@@ -27,7 +27,7 @@ from .scheme import StoredForm
 FORMS: Mapping[str, Format] = MappingProxyType(
     {
         "bf16": Dense(torch.bfloat16),
-        "fp8": Fp8(128, 128),
+        "fp8": Fp8(128, 128, rounds_activations=True),
         "nvfp4": Nvfp4(),
         "mxfp4": Mxfp4(),
         "int4": IntGroup(4, 128, False, torch.bfloat16),

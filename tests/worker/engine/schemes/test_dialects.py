@@ -145,9 +145,36 @@ def test_fp8_in_blocks_with_ragged_ends(scale_dtype: torch.dtype):
     declared = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     tensors = {"weight": fp8(200, 300), "weight_scale_inv": torch.rand(2, 3).to(scale_dtype)}
     matrix = stored(declared, module(tensors))
-    assert matrix.format == Fp8(128, 128)
+    assert matrix.format == Fp8(128, 128, rounds_activations=True)
     numbers = raw(tensors) | {"weight_scale_inv": tensors["weight_scale_inv"].float().numpy()}
     equal(matrix, oracles.fp8(numbers, (128, 128), "weight_scale_inv"))
+
+
+EIGHT = {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True}
+GROUP = {"targets": ["Linear"], "weights": EIGHT}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "rounds"),
+    [
+        ({"quant_method": "fp8"}, False),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, True),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, True),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, True),
+        (COMPRESSED | {"config_groups": {"group": GROUP}}, False),
+        (COMPRESSED | {"config_groups": {"group": GROUP | {"input_activations": None}}}, False),
+        (COMPRESSED | {"config_groups": {"group": GROUP | {"input_activations": EIGHT}}}, True),
+        (
+            COMPRESSED
+            | {"config_groups": {"group": GROUP | {"input_activations": {"type": "int", "num_bits": 8}}}},
+            False,
+        ),
+    ],
+)
+def test_products_may_round_activations_where_the_checkpoint_says_so(declared: dict, rounds: bool):
+    tensors = {"weight": fp8(8, 32), "weight_scale": torch.rand(8, 1)}
+    assert stored(declared, module(tensors)).format == Fp8(rounds_activations=rounds)
 
 
 def test_fp8_per_tensor_with_all_codes():
@@ -230,7 +257,8 @@ def test_modelopts_mixed_precision_by_layer_and_by_block_of_experts():
         **module({"weight": torch.zeros(4, 32, dtype=torch.bfloat16)}, value),
     }
     forms = {name: form(declared, tensors, name).format for name in (query, expert, down, value)}
-    assert forms == {query: Fp8(), expert: Nvfp4(), down: Nvfp4(), value: Dense(torch.bfloat16)}
+    eight = Fp8(rounds_activations=True)
+    assert forms == {query: eight, expert: Nvfp4(), down: Nvfp4(), value: Dense(torch.bfloat16)}
 
 
 def test_modelopts_older_file_says_the_same_one_level_deeper():

@@ -20,10 +20,13 @@ EXPECTED = {
     "qwen3_moe-nvfp4-modelopt": (Nvfp4(), oracles.modelopt_nvfp4),
     "mixtral-nvfp4-modelopt": (Nvfp4(), oracles.modelopt_nvfp4),
     "gemma4_moe-nvfp4-modelopt": (Nvfp4(), oracles.modelopt_nvfp4),
-    "qwen3_moe-fp8-modelopt": (Fp8(), oracles.fp8),
+    "qwen3_moe-fp8-modelopt": (Fp8(rounds_activations=True), oracles.fp8),
     "qwen3_moe-NVFP4-ct": (Nvfp4(), oracles.ct_nvfp4),
-    "qwen3_moe-FP8_BLOCK-ct": (Fp8(128, 128), partial(oracles.fp8, block=(128, 128))),
-    "qwen3_moe-FP8_DYNAMIC-ct": (Fp8(), oracles.fp8),
+    "qwen3_moe-FP8_BLOCK-ct": (
+        Fp8(128, 128, rounds_activations=True),
+        partial(oracles.fp8, block=(128, 128)),
+    ),
+    "qwen3_moe-FP8_DYNAMIC-ct": (Fp8(rounds_activations=True), oracles.fp8),
     "qwen3_moe_wide-MXFP4-ct": (Mxfp4(), oracles.ct_mxfp4),
     "qwen3_moe_wide-W4A16-ct": (
         IntGroup(4, 128, False, torch.bfloat16),

@@ -5,6 +5,7 @@ https://github.com/vllm-project/compressed-tensors, quantization/quant_config.py
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -57,7 +58,11 @@ def _group_layout(name: str, group: Any, format: str | None) -> Layout:
             f"compressed-tensors {format}, which the config group {name} has, is not supported. "
             f"Of compressed-tensors', {', '.join(_SUPPORTED)} are."
         )
-    return _LAYOUTS[format](format, group["weights"])
+    layout = _LAYOUTS[format](format, group["weights"])
+    inputs = group.get("input_activations") or {}
+    if isinstance(layout, Fp8Layout) and (inputs.get("type"), inputs.get("num_bits")) == ("float", 8):
+        return replace(layout, activations=True)
+    return layout
 
 
 def _nvfp4(format: str, weights: Arguments) -> Layout:

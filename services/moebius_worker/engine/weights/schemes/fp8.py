@@ -10,10 +10,12 @@ from .patterns import matcher
 
 def fp8_scheme(config: Mapping[str, Any]) -> DeclaredScheme:
     """Raises CheckpointError for a bad block size."""
+    rounded = config.get("activation_scheme") in ("dynamic", "static")
     if (declared := config.get("weight_block_size")) is None:
-        layout, name = Fp8Layout("weight_scale"), "fp8"
+        layout, name = Fp8Layout("weight_scale", activations=rounded), "fp8"
     else:
         block = block_size(declared, "fp8")
-        layout, name = Fp8Layout("weight_scale_inv", block), f"fp8 {block[0]}x{block[1]}"
+        layout = Fp8Layout("weight_scale_inv", block, rounded)
+        name = f"fp8 {block[0]}x{block[1]}"
     excluded = matcher(config.get("modules_to_not_convert") or config.get("ignored_layers") or ())
     return DeclaredScheme(name, lambda module: None if excluded(module) else layout)

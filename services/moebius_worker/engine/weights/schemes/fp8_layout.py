@@ -19,18 +19,21 @@ class Fp8Layout:
     """`weight` F8_E4M3 [R, C] and a `scale` that multiplies, also where it is called the inverse one.
 
     `block` (rows, columns), columns None for all; without `block`, the scale is one number or one a row.
+    `activations`: they are declared as FP8 too. How they are rounded is then the product's matter: by token
+    and group of columns, with factors of its own, which is no coarser than any scale that a file may have.
     """
 
     scale: str
     block: tuple[int, int] | None = None
+    activations: bool = False
 
     def form(self, module: Module) -> StoredForm:
         rows, columns = module.need("weight", "FP8", "F8_E4M3", (None, None)).shape
         if self.block is None:
-            form = Fp8()
+            form = Fp8(rounds_activations=self.activations)
             need_row_factors(module, self.scale, "FP8", SCALES, rows)
         else:
-            form = Fp8(*self.block)
+            form = Fp8(*self.block, self.activations)
             blocks = (-(-rows // self.block[0]), -(-columns // self.block[1]))
             module.need(self.scale, f"FP8 in blocks {list(self.block)}", f"{SCALES} F8_E8M0", blocks)
 

@@ -16,9 +16,9 @@ from .nvfp4_layout import Nvfp4Layout
 from .patterns import matcher
 
 _NVFP4 = Nvfp4Layout(data="weight", global_scale="weight_scale_2", reciprocal=False)
-# W4A16 has no scale of the activations, and is otherwise the same.
+# W4A16 has no scale of the activations, and is otherwise the same. FP8 is W8A8.
 _LAYOUTS: Mapping[str, Layout] = MappingProxyType(
-    {"NVFP4": _NVFP4, "W4A16_NVFP4": _NVFP4, "FP8": Fp8Layout("weight_scale")}
+    {"NVFP4": _NVFP4, "W4A16_NVFP4": _NVFP4, "FP8": Fp8Layout("weight_scale", activations=True)}
 )
 _MIXED = "MIXED_PRECISION"
 _SUPPORTED = (*_LAYOUTS, _MIXED)

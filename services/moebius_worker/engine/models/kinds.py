@@ -1,6 +1,7 @@
 """A model with one layer of each kind: what its layers need, without most of their weights."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
 from enum import Enum
 from functools import partial
@@ -9,9 +10,11 @@ from typing import Any
 
 import torch
 
+from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.parameters import Matrix, Slots, Vector
+from moebius_worker.engine.models.residual import Residual
 from moebius_worker.engine.weights.load import Loading
 
 # Attributes that layers of a kind differ in: the number of a layer's cache, and what it computes with.
@@ -21,8 +24,8 @@ _OWN = frozenset({"cache", "ops"})
 class SkippedLayer:
     """Stands where a layer of a kind that is there already was."""
 
-    def __call__(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return x
+    def __call__(self, residual: Residual, context: StepContext, *rest: Any) -> Residual:
+        return residual
 
     def slots(self, prefix: str) -> Slots:
         return {}
@@ -31,6 +34,30 @@ class SkippedLayer:
 def keep_kinds(model: Decoder, loading: Loading) -> Loading:
     """Skips all layers of `model` but the first of each kind. Returns what is to be loaded of its `loading`,
     whose sizes have been allocated, since the forms of weights are part of a kind."""
+    _skip_all_but_the_first_of_each(model)
+    owners = {slot.owner for slot in model.slots().values()}
+    return replace(
+        loading,
+        fills=[fill for fill in loading.fills if fill.slot.owner in owners],
+        forms={matrix: forms for matrix, forms in loading.forms.items() if matrix in owners},
+        vectors=[vector for vector in loading.vectors if vector in owners],
+    )
+
+
+@contextmanager
+def only_kinds(model: Decoder) -> Iterator[None]:
+    """Meanwhile `model` makes all calls that it always makes, but in a few layers: it computes nonsense."""
+    layers = list(model.layers)
+    _skip_all_but_the_first_of_each(model)
+    try:
+        yield
+    finally:
+        # A family may know the same list by another name.
+        assert isinstance(model.layers, list)
+        model.layers[:] = layers
+
+
+def _skip_all_but_the_first_of_each(model: Decoder) -> None:
     layers = model.layers
     assert isinstance(layers, list)
     kinds: set[Hashable] = set()
@@ -39,13 +66,6 @@ def keep_kinds(model: Decoder, loading: Loading) -> Loading:
         if kind in kinds:
             layers[index] = SkippedLayer()
         kinds.add(kind)
-    owners = {slot.owner for slot in model.slots().values()}
-    return replace(
-        loading,
-        fills=[fill for fill in loading.fills if fill.slot.owner in owners],
-        forms={matrix: forms for matrix, forms in loading.forms.items() if matrix in owners},
-        vectors=[vector for vector in loading.vectors if vector in owners],
-    )
 
 
 def kind_of(value: Any) -> Hashable:

@@ -1,0 +1,1 @@
+"""FlashInfer's kernels (flashinfer-python) as further backends, where the package is installed."""

@@ -1,0 +1,125 @@
+"""Triton kernels compiled before anybody launches them, side by side, for a GPU that need not be here.
+
+On the device "meta" a launch compiles and computes nothing. So a model of sizes without numbers says which
+kernels it needs: `collected` notes them, `compile_all` compiles them into Triton's cache.
+"""
+
+import contextlib
+import os
+import signal
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from moebius_kernels.registry import Architecture
+
+# Compiles one kernel into the cache, or finds it there.
+Compilation = Callable[[], Any]
+
+_WARP = 32
+# A number of a compilation, as it travels through a pipe, whose reads and writes of so few bytes are whole.
+_NUMBER = struct.Struct("=I")
+
+
+class _AbsentDriver:
+    """What Triton asks of a driver before it launches."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        major, minor = architecture
+        self._target = GPUTarget("cuda", 10 * major + minor, _WARP)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class _Notes(Executor):
+    """Does nothing of what it is given."""
+
+    def __init__(self) -> None:
+        self.compilations: list[Compilation] = []
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.compilations.append(function)
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
+
+
+def pretend(architecture: Architecture) -> None:
+    """From now on this process compiles for such a GPU, and can launch nothing."""
+    driver.set_active(_AbsentDriver(architecture))
+
+
+@contextmanager
+def collected() -> Iterator[list[Compilation]]:
+    """Notes each kernel once that is launched on the device "meta" meanwhile, and compiles none."""
+    notes = _Notes()
+    with triton.AsyncCompileMode(notes):
+        yield notes.compilations
+
+
+def compile_all(
+    compilations: Sequence[Compilation], processes: int, seconds: int, done: Callable[[int], None]
+) -> None:
+    """In processes forked from this one, which must not have used a GPU. `done` is told how many are.
+
+    One that raises, crashes or takes more than so many seconds is passed over: whoever launches the kernel
+    will meet that again. It takes a process with it if it does not raise.
+    """
+    context = get_context("fork")
+    numbers, given = os.pipe()
+    reports, reporting = os.pipe()
+    workers = [
+        context.Process(target=_work, args=(compilations, numbers, reporting, seconds, (given, reports)))
+        for _ in range(min(processes, len(compilations)))
+    ]
+    for worker in workers:
+        worker.start()
+    os.close(reporting)
+    os.close(numbers)
+    # Larger steps, which come last, have kernels that take longer: one of these should not be the last.
+    with contextlib.suppress(BrokenPipeError), os.fdopen(given, "wb") as giving:
+        giving.writelines(map(_NUMBER.pack, reversed(range(len(compilations)))))
+    finished = 0
+    with os.fdopen(reports, "rb", buffering=0) as reading:
+        while data := reading.read(1024):
+            finished += len(data)
+            done(finished)
+    for worker in workers:
+        worker.join()
+
+
+def _work(
+    compilations: Sequence[Compilation], numbers: int, reporting: int, seconds: int, others: Sequence[int]
+) -> None:
+    # The ends of pipes that are not its own would keep them open.
+    for descriptor in others:
+        os.close(descriptor)
+    # A compiler cannot be interrupted in any other way.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    while number := os.read(numbers, _NUMBER.size):
+        signal.alarm(seconds)
+        with contextlib.suppress(Exception):
+            _launcher(compilations[_NUMBER.unpack(number)[0]]())
+        signal.alarm(0)
+        os.write(reporting, b".")
+
+
+def _launcher(kernel: Any) -> None:
+    """Compiles what launches the kernel: C, which needs the driver's library."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    CudaLauncher(kernel.src, kernel.metadata)

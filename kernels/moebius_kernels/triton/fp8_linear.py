@@ -1,0 +1,75 @@
+"""Dense layers by cuBLAS's FP8 products, where the checkpoint declares that activations are FP8."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from moebius_kernels.formats.format import StoredMatrix
+from moebius_kernels.formats.fp8 import Fp8
+from moebius_kernels.formats.rounded_activations import GROUP
+from moebius_kernels.registry import Backend, Query
+from moebius_kernels.rounded_products import linear as reference
+from moebius_kernels.triton.fp8_activations import rounded_activations
+
+# With fewer, the matrix's bytes take the time, of which `linear.py` reads as many.
+_FEWEST_TOKENS = 64
+# cuBLAS takes multiples of so many tokens, rows and columns.
+_TOKENS, _ROWS, _COLUMNS = 4, 16, 4 * GROUP
+
+
+def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As the reference in `rounded_products.py`; x bf16."""
+    rows = x.reshape(-1, x.shape[-1])
+    rounded = rounded_activations(F.pad(rows, (0, 0, 0, -len(rows) % _TOKENS)))
+    outputs = [
+        torch._scaled_mm(
+            rounded.codes,
+            block.parts["data"].T,
+            rounded.scale,
+            block.parts["scale"].T,
+            out_dtype=x.dtype,
+        )[: len(rows)]
+        for block in blocks
+    ]
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+    if bias is not None:
+        y += bias
+    return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _admits(query: Query) -> str | None:
+    if query.arguments["x"].dtype != "bfloat16":
+        return f"x is {query.arguments['x'].dtype}, it takes bfloat16"
+    if query.tokens.last < _FEWEST_TOKENS:
+        return f"it is for {_FEWEST_TOKENS} tokens and more"
+    for matrix in query.matrices:
+        if not isinstance(matrix.format, Fp8) or not matrix.format.rounds_activations:
+            return f"the checkpoint does not declare that activations of {matrix.format.name} are rounded"
+        if (matrix.format.block_rows, matrix.format.block_columns) != (GROUP, GROUP):
+            return f"cuBLAS multiplies blocks of {GROUP}x{GROUP}, not {matrix.format.name}"
+        if matrix.shape[0] % _ROWS or matrix.shape[1] % _COLUMNS:
+            return f"cuBLAS does not take {matrix.shape[0]} rows of {matrix.shape[1]}"
+    return None
+
+
+def _workspace(query: Query) -> int:
+    """Bytes of x, rounded, and of products that are put side by side."""
+    columns = query.arguments["x"].shape[-1]
+    rounded = query.tokens.last * columns * (GROUP + 4) // GROUP
+    return int(rounded + 2 * query.tokens.last * sum(matrix.shape[0] for matrix in query.matrices))
+
+
+BACKENDS = (
+    Backend(
+        "linear",
+        "cublas_fp8",
+        linear,
+        # Where cuBLAS has them.
+        architectures=frozenset({(9, 0)}),
+        admits=_admits,
+        compiles=True,
+        workspace=_workspace,
+        reference=reference,
+    ),
+)

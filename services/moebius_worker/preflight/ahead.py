@@ -1,0 +1,77 @@
+"""`python -m moebius_worker.preflight.ahead --fd N`: compiles what the sacrificial process is going to try,
+on all CPUs. Its task is that of `child.py`.
+
+The model has sizes and no numbers, and no GPU is used. Whatever goes wrong here only means that a kernel is
+compiled later: by the sacrificial process, which judges.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from moebius_common.cpus import cpu_count
+from moebius_kernels.calls import named_arguments, shapes_of
+from moebius_kernels.jit.triton_ahead import collected, compile_all, pretend
+from moebius_kernels.operations import OPERATION_NAMES, REFERENCE, Operations
+from moebius_kernels.registry import Backend, Device, Query, Registry, TokenRange, refusal
+from moebius_worker.host_memory import host_memory
+from moebius_worker.preflight.child import Send, Task, begin, named
+from moebius_worker.preflight.report import Doing
+from moebius_worker.preflight.subject import Subject
+
+# What one process that compiles may take of the host's memory.
+_PROCESS_BYTES = 2**30
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    task, send = begin(__doc__, arguments)
+    compile_ahead(task, send)
+
+
+def compile_ahead(task: Task, send: Send) -> None:
+    """Everything that the steps of `task.sizes` launch, into Triton's cache."""
+    assert task.sizes is not None
+    send(Doing("looking for kernels to compile"))
+    subject: Subject = named(task.sizes)(**task.options)
+    assert subject.device.architecture is not None
+    pretend(subject.device.architecture)
+    subject.bind(every_candidate(named(task.registry)().without(task.excluded), task.ranges, subject.device))
+    with collected() as compilations:
+        for step in task.steps:
+            with contextlib.suppress(Exception):
+                subject.run(step)
+    processes = max(1, min(cpu_count(), host_memory().available // _PROCESS_BYTES))
+    count = len(compilations)
+
+    def done(finished: int) -> None:
+        send(Doing(f"compiling kernels, {finished} of {count}"))
+
+    compile_all(compilations, processes, int(task.patience.compile), done)
+
+
+def every_candidate(registry: Registry, ranges: Sequence[TokenRange], device: Device) -> Operations:
+    """Operations that call every Triton backend that may be tried. Others have their own ways to compile."""
+
+    def calling(operation: str) -> Callable[..., Any]:
+        backends = [one for one in registry.of(operation) if one.name.startswith("triton")]
+        functions: list[tuple[Backend, Callable[..., Any]]] = [(one, one.bind()) for one in backends]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            arguments = named_arguments(operation, args, kwargs)
+            tokens = next(iter(arguments.values())).shape[0]
+            span = next(one for one in ranges if one.first <= tokens <= one.last)
+            query = Query(operation, shapes_of(operation, arguments), span, device)
+            results: list[Any] = []
+            for backend, function in functions:
+                if refusal(backend, query) is None:
+                    with contextlib.suppress(Exception):
+                        results.append(function(*args, **kwargs))
+            return results[0] if results else getattr(REFERENCE, operation)(*args, **kwargs)
+
+        return call
+
+    return Operations(**{name: calling(name) for name in OPERATION_NAMES})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""Routed experts beside other engines' on the same GPU, with the same weights, inputs and routes.
+
+    python -m tests.bench.gpu_peers [--cases qwen3:nvfp4 ...] [--tokens 1 8 ...] [--vllm PATH] [--out FILE]
+
+Peers: Humming, if `humming-kernels` is installed; vLLM's Triton experts, if PATH is where a wheel of vLLM
+0.33 is unpacked (`fused_moe/fused_moe.py` with its `configs`, `quantization/utils/fp8_utils.py`, and for
+gpt-oss's MXFP4 `third_party/triton_kernels`). From router output to weighted sum, uniform routing, weights
+rotated beyond the L2, CUDA graphs replayed. Each case has a process, so that one that dies takes no other
+along; all compile at once, and then measure in turns.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moebius_kernels.activations import ClampedSwiglu
+from moebius_kernels.experts import ExpertWeights
+from moebius_kernels.experts import routed_experts as reference
+from moebius_kernels.formats.dense import Dense
+from moebius_kernels.formats.format import Format
+from moebius_kernels.formats.fp8 import Fp8
+from moebius_kernels.formats.int_group import IntGroup
+from moebius_kernels.formats.mxfp4 import Mxfp4
+from moebius_kernels.formats.nvfp4 import Nvfp4
+from moebius_kernels.formats.pack import packed_format
+from moebius_kernels.registry import gather
+from moebius_kernels.router import Route, topk_softmax
+from moebius_kernels.triton.tune import compile_ahead
+from moebius_kernels.triton.tune_points import points_of
+from moebius_kernels.triton.tune_trials import poisoned, relative_error, replayed, sets_of
+from moebius_kernels.tuning import ExpertProduct
+from tests.bench.gpu_experts import chosen
+from tests.bench.peers.layer import SHAPES, Experts, packed, random_layer, wide
+
+FORMATS: dict[str, Format] = {
+    "bf16": Dense(torch.bfloat16),
+    "fp8_block": Fp8(128, 128, True),
+    "nvfp4": Nvfp4(),
+    "mxfp4": Mxfp4(),
+    "int4": IntGroup(4, 128, False, torch.bfloat16),
+}
+DEFAULT = ("qwen3:nvfp4", "gpt-oss:mxfp4", "qwen3:bf16", "qwen3:fp8_block", "qwen3:mxfp4", "qwen3:int4")
+# Relative; of FP8 activations the second.
+WRONG, WRONG_FP8 = 0.02, 0.08
+# Seconds: to compile everything, and for a measurement.
+_COMPILING, _MEASURING = 120, 20
+# Of weights: everybody has as many.
+_MOST_SETS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`microseconds` None: it failed, or is wrong. `error`: relative, against the reference."""
+
+    case: str
+    tokens: int
+    backend: str
+    error: float | None = None
+    microseconds: float | None = None
+    reason: str = ""
+
+
+class Contest:
+    """A layer, and everybody who computes it."""
+
+    def __init__(self, case: str, vllm: Path | None) -> None:
+        name, _, form_name = case.partition(":")
+        form, device = FORMATS[form_name], torch.device("cuda")
+        self.shape, self.fp8 = SHAPES[name], isinstance(form, Fp8)
+        self.sets = min(sets_of(_product_of(case), device), _MOST_SETS)
+        layer = random_layer(form, self.shape, device)
+        self.wide = wide(layer)
+        self.backends: dict[str, Experts] = {}
+        self.missing: dict[str, str] = {}
+        self._compilers: list[Callable[[Sequence[int]], None]] = []
+        self._ours(layer)
+        quantised = not isinstance(form, Dense)
+        if quantised:
+            self._add("humming", lambda: self._humming(layer))
+        if self.fp8:
+            self._add("humming a8", lambda: self._humming(layer, fp8_activations=True))
+        if isinstance(form, Fp8 | Dense) and vllm is not None:
+            self._add("vllm", lambda: self._vllm(layer, vllm))
+        if name == "gpt-oss" and isinstance(form, Mxfp4) and vllm is not None:
+            self._add("vllm", lambda: self._mxfp4(layer, vllm))
+
+    def _add(self, name: str, make: Callable[[], Experts]) -> None:
+        try:
+            self.backends[name] = make()
+        except Exception as error:
+            self.missing[name] = _said(error)
+
+    def _ours(self, layer: ExpertWeights) -> None:
+        layers = [packed(_copy(layer)) for _ in range(self.sets)]
+
+        def ours(function: Callable[..., torch.Tensor]) -> Experts:
+            return lambda x, route, index: function(x, route, layers[index], self.shape.activation)
+
+        for backend in gather(("moebius_kernels.triton",)).of("routed_experts"):
+            # Those with a reference of their own are for weights whose checkpoints declare FP8 activations.
+            if not backend.is_reference and (backend.reference is None or self.fp8):
+                self.backends[backend.name] = ours(backend.bind())
+
+    def _humming(self, layer: ExpertWeights, *, fp8_activations: bool = False) -> Experts:
+        from tests.bench.peers.humming_experts import HummingExperts
+
+        found = HummingExperts(layer, self.shape.activation, self.sets, fp8_activations=fp8_activations)
+        self._compilers.append(found.compile)
+        return found
+
+    def _vllm(self, layer: ExpertWeights, package: Path) -> Experts:
+        from tests.bench.peers.vllm_experts import VllmExperts
+
+        layers = [layer, *(_copy(layer) for _ in range(self.sets - 1))]
+        return VllmExperts(layers, self.shape.activation, package)
+
+    def _mxfp4(self, layer: ExpertWeights, package: Path) -> Experts:
+        from tests.bench.peers.mxfp4_experts import Mxfp4Experts
+
+        assert isinstance(self.shape.activation, ClampedSwiglu)
+        return Mxfp4Experts(layer, self.shape.activation, self.sets, package)
+
+    def inputs(self, tokens: int, seed: int = 0) -> tuple[torch.Tensor, Route]:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        x = torch.randn(tokens, self.shape.hidden, generator=generator, device="cuda").bfloat16()
+        logits = torch.randn(tokens, self.shape.experts, generator=generator, device="cuda")
+        return x, topk_softmax(logits, self.shape.top_k)
+
+    def compile(self, tokens: Sequence[int]) -> Iterator[tuple[int, str, float | str]]:
+        """Everything once; tells errors, relative or in words."""
+        for compiler in self._compilers:
+            # What cannot be compiled is told by the calls below.
+            with contextlib.suppress(Exception):
+                compiler([count * self.shape.top_k for count in tokens])
+        for count in tokens:
+            x, route = self.inputs(count)
+            expected = reference(x.float(), route, self.wide, self.shape.activation)
+            for name, run in self.backends.items():
+                try:
+                    with poisoned():
+                        yield count, name, relative_error(run(x, route, 0), expected)
+                except Exception as error:
+                    yield count, name, _said(error)
+
+    def microseconds(self, tokens: int, name: str) -> float:
+        run, sets = self.backends[name], self.sets if tokens <= 512 else min(self.sets, 3)
+        given = [self.inputs(tokens, seed) for seed in range(sets)]
+
+        def all_sets() -> None:
+            for index, (x, route) in enumerate(given):
+                run(x, route, index)
+
+        return replayed(all_sets) / sets
+
+
+def compile_ours(cases: Sequence[str], tokens: Sequence[int]) -> None:
+    """Side by side, into Triton's cache: one process after the other would take most of the time."""
+    products = []
+    for product in map(_product_of, cases):
+        form = packed_format(product.down) or product.down
+        products.append(replace(product, gate_up=form, down=form))
+    points = points_of(products, tokens)
+    compile_ahead([(one, chosen(one.product, one.tokens)) for one in points], lambda event: None)  # type: ignore[arg-type]
+
+
+def _product_of(case: str) -> ExpertProduct:
+    name, _, form = case.partition(":")
+    shape = SHAPES[name]
+    return ExpertProduct(FORMATS[form], FORMATS[form], shape.experts, shape.top_k, shape.hidden, shape.inner)
+
+
+def _copy(layer: ExpertWeights) -> ExpertWeights:
+    """The same numbers at other addresses."""
+
+    def copied(matrix: Any) -> Any:
+        parts = {name: part.clone() for name, part in matrix.parts.items()}
+        return type(matrix)(matrix.format, matrix.shape, parts)
+
+    return ExpertWeights([copied(layer.gate_up[0])], copied(layer.down), layer.gate_up_bias, layer.down_bias)
+
+
+def _said(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
+
+
+def contest(case: str, tokens: Sequence[int], vllm: Path | None, pipe: Connection) -> None:
+    """In a process of its own: compiles, says so, waits for the word, and sends rows, then None."""
+    try:
+        found = Contest(case, vllm)
+        errors = {(count, name): error for count, name, error in found.compile(tokens)}
+    except Exception as failure:
+        pipe.send([Row(case, 0, "all", reason=_said(failure))])
+        pipe.recv()
+        pipe.send(None)
+        return
+    pipe.send([Row(case, 0, name, reason=reason) for name, reason in found.missing.items()])
+    pipe.recv()
+    for (count, name), error in errors.items():
+        if isinstance(error, str):
+            pipe.send(Row(case, count, name, reason=error))
+        elif not error < (WRONG_FP8 if case.endswith("fp8_block") else WRONG):
+            pipe.send(Row(case, count, name, error, reason=f"wrong numbers, error {error:.1e}"))
+        else:
+            try:
+                pipe.send(Row(case, count, name, error, found.microseconds(count, name)))
+            except Exception as failure:
+                pipe.send(Row(case, count, name, error, reason=_said(failure)))
+    pipe.send(None)
+
+
+def measured(cases: Sequence[str], tokens: Sequence[int], vllm: Path | None) -> Iterator[Row]:
+    context = multiprocessing.get_context("spawn")
+    running = []
+    for case in cases:
+        here, there = context.Pipe()
+        process = context.Process(target=contest, args=(case, tokens, vllm, there), daemon=True)
+        process.start()
+        there.close()
+        running.append((case, here, process))
+    deadline = time.monotonic() + _COMPILING
+    ready = []
+    for case, pipe, process in running:
+        try:
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"still compiling after {_COMPILING} s")
+            yield from pipe.recv()
+            ready.append((case, pipe, process))
+        except (EOFError, OSError) as error:
+            process.kill()
+            yield Row(case, 0, "all", reason=f"its process died: {_said(error)}")
+    for case, pipe, process in ready:
+        try:
+            pipe.send("go")
+            while pipe.poll(_MEASURING) and (row := pipe.recv()) is not None:
+                yield row
+        except (EOFError, OSError) as error:
+            yield Row(case, 0, "all", reason=f"its process died: {_said(error)}")
+        process.kill()
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """A line a cell: ours, then the peers, each with how many times as long it takes as our best."""
+    for case, tokens in dict.fromkeys((row.case, row.tokens) for row in rows):
+        here = [row for row in rows if (row.case, row.tokens) == (case, tokens)]
+        times = {row.backend: row.microseconds for row in here if row.microseconds is not None}
+        ours = min((us for name, us in times.items() if name.startswith("triton")), default=None)
+        words = []
+        for row in here:
+            if row.microseconds is None:
+                words.append(f"{row.backend}: {row.reason}")
+            else:
+                ratio = "" if ours is None else f" ({row.microseconds / ours:.2f})"
+                words.append(f"{row.backend} {row.microseconds:.1f}{ratio} err {row.error:.0e}")
+        yield f"{case:17} {tokens:5}  {'; '.join(words)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=DEFAULT, help="shape:format")
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 8, 32, 64, 128, 8192])
+    parser.add_argument("--vllm", type=Path, help="where a vLLM wheel is unpacked")
+    parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
+    args = parser.parse_args()
+    began = time.monotonic()
+    compile_ours(args.cases, args.tokens)
+    rows: list[Row] = []
+    for _, some in itertools.groupby(measured(args.cases, args.tokens, args.vllm), lambda row: row.case):
+        of_case = list(some)
+        print(*table(of_case), sep="\n", flush=True)
+        rows += of_case
+        if args.out:
+            args.out.write_text(json.dumps([asdict(one) for one in rows], indent=1))
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

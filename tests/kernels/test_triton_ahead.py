@@ -1,0 +1,59 @@
+"""Compilations side by side: each that goes wrong costs itself alone."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from moebius_kernels.jit.triton_ahead import compile_all
+
+
+def _leaves(path: Path) -> Callable[[], None]:
+    return path.touch
+
+
+def _raises() -> None:
+    raise ValueError("this does not compile")
+
+
+def _crashes() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _hangs() -> None:
+    time.sleep(1000)
+
+
+def test_each_is_compiled_once_whatever_becomes_of_the_others(tmp_path: Path) -> None:
+    good = [tmp_path / str(number) for number in range(40)]
+    jobs = [*map(_leaves, good[:20]), _raises, _hangs, *map(_leaves, good[20:]), _crashes]
+    told: list[int] = []
+    started = time.monotonic()
+    compile_all(jobs, processes=4, seconds=1, done=told.append)
+    assert all(path.exists() for path in good)
+    # Those that raise are over with, too.
+    assert told == sorted(told)
+    assert told[-1] == len(good) + 1
+    assert time.monotonic() - started < 20
+
+
+def test_if_each_process_is_lost_the_rest_is_left_undone(tmp_path: Path) -> None:
+    told: list[int] = []
+    jobs = [*map(_leaves, (tmp_path / str(number) for number in range(10_000))), _crashes, _crashes]
+    compile_all(jobs, processes=2, seconds=5, done=told.append)
+    assert (told or [0])[-1] < len(jobs) - 2
+
+
+def test_they_run_at_the_same_time() -> None:
+    started = time.monotonic()
+    compile_all([lambda: time.sleep(0.5)] * 8, processes=8, seconds=5, done=lambda count: None)
+    assert time.monotonic() - started < 3
+
+
+def test_nothing_is_nothing_to_do() -> None:
+    compile_all([], processes=4, seconds=1, done=lambda count: pytest.fail("nothing was to be done"))

@@ -1,0 +1,61 @@
+"""Kernels of a model compiled ahead, without a GPU."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from moebius_kernels.jit.triton_cache import use_directory
+from moebius_kernels.registry import Device, Registry, gather
+from moebius_worker.checkpoint.checkpoint import open_checkpoint
+from moebius_worker.engine.runner import RunnerOptions
+from moebius_worker.preflight.build import build_kernels
+from moebius_worker.preflight.examine import Wanted, examination_for, triton_place
+from moebius_worker.preflight.run import PreflightError, compile_ahead
+from tests.tiny import write_checkpoint
+
+OPTIONS = RunnerOptions(device="cuda", dummy_weights="bf16", max_running=2, max_step_tokens=4)
+
+
+def norms() -> Registry:
+    """Few candidates: compilers take their time."""
+    found = gather()
+    kept = (one for one in found.backends if one.is_reference or one.operation == "rms_norm")
+    return Registry(tuple(kept), {})
+
+
+def test_what_a_model_launches_is_in_the_cache(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    checkpoint = open_checkpoint(str(write_checkpoint(tmp_path / "model")))
+    examination = examination_for(checkpoint, Wanted(OPTIONS), elsewhere=True)
+    use_directory(tmp_path / "triton")
+    phases: list[str] = []
+    compile_ahead(
+        replace(
+            examination,
+            registry=f"{__name__}:norms",
+            options=examination.options | {"architecture": (9, 0)},
+        ),
+        lambda phase, done, total: phases.append(phase),
+    )
+    kernels = [path.stem for path in (tmp_path / "triton").rglob("*.cubin")]
+    assert set(kernels) == {"_norm"}
+    assert phases[0] == "preflight: looking for kernels to compile"
+    assert phases[-1] == f"preflight: compiling kernels, {len(kernels)} of {len(kernels)}"
+
+
+def test_the_driver_and_the_name_of_a_gpu_do_not_matter_to_where_kernels_are(tmp_path: Path) -> None:
+    here = Device("cuda", "NVIDIA H200", (9, 0), "580.1")
+    assert triton_place(tmp_path, here) == triton_place(tmp_path, Device("cuda", "any", (9, 0)))
+    assert triton_place(tmp_path, here) != triton_place(tmp_path, Device("cuda", "any", (12, 0)))
+
+
+def test_a_model_that_has_no_sizes_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    checkpoint = open_checkpoint(str(write_checkpoint(tmp_path / "model")))
+    with pytest.raises(PreflightError, match="The process that compiles exited with status 1"):
+        build_kernels(checkpoint, replace(OPTIONS, dummy_weights="nothing"), (9, 0), lambda *_: None)

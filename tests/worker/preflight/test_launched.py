@@ -1,0 +1,38 @@
+"""No kernel is compiled in somebody's request: the steps of a preflight meet all that other steps launch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+CONFIGS = Path(__file__).parents[2] / "data" / "configs"
+
+
+# Eight experts a token, where sizes are powers of two; ten; windows and biases; FP8 products.
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("Qwen3-30B-A3B", "nvfp4"),
+        ("Qwen3-Next-80B-A3B", "bf16"),
+        ("gpt-oss-20b", "mxfp4"),
+        ("Qwen3-30B-A3B", "fp8"),
+    ],
+)
+@pytest.mark.timeout(180)
+def test_other_steps_launch_no_other_kernels(name: str, form: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
+    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    settings["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "tests.worker.preflight.launched", str(tmp_path), form]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    assert {"grouped_gemm", "_align_few", "_decode", "_prefill", "_draw_in_block"} <= set(found["met"])
+    assert found["late"] == []
+    # They are known without being compiled.
+    assert not list((tmp_path / "triton").rglob("*.cubin"))
