@@ -43,7 +43,7 @@ def routed_experts(
     """The weighted sum of each token's experts, `sum_k weights[t, k] * down_e(act(gate_up_e(x[t])))`.
 
     x [T, H]; the result is [T, H] in x's dtype, its sum in fp32. The weights of each expert that was hit are
-    read once, however many tokens share it, and those of an expert without tokens never.
+    read once, however many tokens share it, and those of an expert without tokens never. An expert -1 is none.
     """
     return weighted_sum(x, route, weights, activation, linear)
 
@@ -59,13 +59,14 @@ def weighted_sum(
     num_tokens, top_k = route.experts.shape
     pair_slots = route.experts.flatten()
     if weights.slots is not None:
-        pair_slots = weights.slots[pair_slots]
-    # Pairs (token, k) in the order of their experts, so that each expert's tokens lie side by side.
+        pair_slots = torch.where(pair_slots < 0, -1, weights.slots[pair_slots])
+    # Pairs (token, k) in the order of their experts, so that each expert's tokens lie side by side; before
+    # them those without an expert, which add nothing.
     order = pair_slots.argsort(stable=True)
     inputs = x.index_select(0, order // top_k)
-    outputs = torch.empty_like(inputs)
-    first = 0
-    for slot, count in enumerate(pair_slots.bincount(minlength=weights.num_slots).tolist()):
+    outputs = torch.zeros_like(inputs)
+    first, *counts = (pair_slots + 1).bincount(minlength=weights.num_slots + 1).tolist()
+    for slot, count in enumerate(counts):
         if count:
             rows = slice(first, first + count)
             outputs[rows] = _expert(inputs[rows], slot, weights, activation, product)

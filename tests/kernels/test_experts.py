@@ -87,6 +87,23 @@ def test_experts_are_found_in_their_slots():
     check(y, naive_experts(x, route, gate_up, down))
 
 
+@pytest.mark.parametrize("in_slots", [False, True])
+def test_an_expert_that_is_none_adds_nothing(in_slots):
+    """A router's kernel gives -1 for a row of NaN, whose weights are NaN then."""
+    gate_up, down = make(8)
+    held = weights(gate_up, down, slots=torch.arange(8, device=DEVICE) if in_slots else None)
+    x = draw(5, HIDDEN, seed=2)
+    route = topk_softmax(draw(5, 8, seed=3), 2)
+    present = torch.tensor([1, 0, 1, 0, 1], device=DEVICE)
+    expected = naive_experts(x, Route(route.weights * present[:, None], route.experts), gate_up, down)
+    route.experts[1], route.experts[3], route.weights[3] = -1, -1, float("nan")
+    y = routed_experts(x, route, held)
+    assert y[3].isnan().all()
+    check(y[[0, 1, 2, 4]], expected[[0, 1, 2, 4]])
+    none = Route(route.weights, torch.full_like(route.experts, -1))
+    assert not routed_experts(x, none, held)[:3].any()
+
+
 def test_experts_without_tokens_are_not_read():
     gate_up, down = make(8)
     used = [2, 5]

@@ -48,7 +48,8 @@ def packed_format(format: Format) -> Format | None:
 
 
 def pack(matrix: StoredMatrix) -> StoredMatrix:
-    """The numbers in the form that kernels read, rounded only as `Planes` says.
+    """The numbers in the form that kernels read. Rounded are only factors, as `Planes` and `E2m1Words` say,
+    and those of IQ2, to bf16.
 
     The matrix itself if it is in one already, or if there is none.
     """

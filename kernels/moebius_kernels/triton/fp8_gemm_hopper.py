@@ -90,7 +90,8 @@ def _multiprocessors(tensor: torch.Tensor) -> int:
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
-@gluon.jit
+# How much work there is makes no other kernel.
+@gluon.jit(do_not_specialize=["work"])
 def _fp8_gemm(
     x_scale, scale, up_scale, x, codes, up_codes, y, y_scale, sorted_pairs, tiles,
     work, rows_of_slot, up_row, pairs,

@@ -10,7 +10,7 @@ from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.launch import launch
 from moebius_kernels.triton.grouped_gemm import grouped_gemm
 from moebius_kernels.triton.layouts import Layout, layout_of
-from moebius_kernels.triton.targets import overlapping, power_of_two
+from moebius_kernels.triton.targets import generation_of, overlapping, power_of_two
 from moebius_kernels.triton.tiling import Tiling
 
 
@@ -99,7 +99,8 @@ def _in_order(tiling: Tiling, x: torch.Tensor) -> bool:
     # shared memory, where order is free.
     four_warps = tiling.warps % 4 == 0 and tiling.rows % 64 == 0
     large = four_warps and tiling.tokens // tiling.parts >= 16 and tiling.depth == 1
-    return large and (not x.is_cuda or torch.cuda.get_device_capability(x.device)[0] in (9, 10))
+    # 0: the interpreter, which can do both.
+    return large and generation_of(x) in (0, 9, 10)
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ def grouped_gemm(
 
     TILE: tl.constexpr = TOKENS * PARTS
     slot = tl.zeros((), tl.int64)
-    # Of the tile, the first pair or where it is, and how many there are.
+    # Of the tile, the first pair or where it is, and how many there are from there on.
     first = tile
     count = tl.full((), 1, tl.int32)
     if ROUTING == "dense":
@@ -117,7 +117,7 @@ def grouped_gemm(
         )  # fmt: skip
     else:
         # Parts without pairs cost nothing.
-        parts = (count + TOKENS - 1) // TOKENS
+        parts = tl.minimum((count + TOKENS - 1) // TOKENS, PARTS)
         for used in tl.static_range(1, PARTS + 1):
             if parts == used:
                 products(

@@ -18,11 +18,15 @@ FP8_ARCHITECTURES = ARCHITECTURES - {(8, 0), (8, 6)}
 
 def overlapping(tensor: torch.Tensor) -> dict[str, Any]:
     """Launch options of a kernel that may begin while the one before it ends (griddepcontrol, sm_90 on)."""
-    if tensor.is_meta:
-        able = driver.active.get_current_target().arch >= 90
-    else:
-        able = tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9
+    able = generation_of(tensor) >= 9
     return {"OVERLAP": able, "launch_pdl": able}
+
+
+def generation_of(tensor: torch.Tensor) -> int:
+    """The first number of its GPU's compute capability, on "meta" of the one that is compiled for; 0: none."""
+    if tensor.is_meta:
+        return int(driver.active.get_current_target().arch) // 10
+    return torch.cuda.get_device_capability(tensor.device)[0] if tensor.is_cuda else 0
 
 
 def power_of_two(number: int) -> int:

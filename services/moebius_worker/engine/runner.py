@@ -34,7 +34,7 @@ from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import architecture_of, build_model
 from moebius_worker.engine.step_inputs import DeviceInputs, HostInputs, StepInputs
 from moebius_worker.engine.types import Slice
-from moebius_worker.engine.weights.dummy import FORMS, DummyWeights
+from moebius_worker.engine.weights.dummy import FORMS, DummyWeights, fill_whole
 from moebius_worker.engine.weights.load import Loading, check_copies, plan_loading
 from moebius_worker.engine.weights.open import open_weights
 from moebius_worker.engine.weights.reader import WeightReader
@@ -295,7 +295,14 @@ class PlannedModel:
         if self._read:
             return
         self.loading.allocate(self.place)
-        self.loading.fill(progress=lambda name, done, total: progress("loading weights", done, total))
+
+        def told(name: str, done: int, total: int) -> None:
+            progress("loading weights", done, total)
+
+        if isinstance(self.loading.reader, DummyWeights):
+            fill_whole(self.loading, told)
+        else:
+            self.loading.fill(progress=told)
         check_copies(self.loading.reader, self.model.copies)
         if self.place.device.type == "cuda":
             self.loading.pack()

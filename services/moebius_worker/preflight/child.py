@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
+from moebius_kernels.jit.triton_cache import hash_compiler
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Registry, TokenRange
 from moebius_worker.preflight.probe import Patience, Probe
@@ -69,8 +70,12 @@ def begin(description: str | None, arguments: Sequence[str] | None) -> tuple[Tas
     """What a process of the preflight is to do, and how it reports."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--fd", type=int, required=True, help="where to report")
-    descriptor = parser.parse_args(arguments).fd
+    parser.add_argument("--preload", nargs="*", default=(), help="modules that its task will need")
+    options = parser.parse_args(arguments)
+    descriptor: int = options.fd
     os.set_inheritable(descriptor, False)
+    for module in options.preload:
+        import_module(module)
     task = decode_task(sys.stdin.buffer.readline())
 
     def send(message: Message) -> None:
@@ -84,6 +89,8 @@ def _examine(task: Task, send: Send) -> None:
     send(Doing("starting PyTorch and reading weights"))
     subject: Subject = named(task.subject)(**task.options)
     registry: Registry = named(task.registry)()
+    if subject.device.kind == "cuda":
+        hash_compiler()
     sys.stdin.buffer.read()
     known: dict[tuple[Any, str], Verdict] = {
         (judged.site, judged.verdict.backend): judged.verdict for judged in task.known

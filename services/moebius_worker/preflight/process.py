@@ -20,6 +20,9 @@ from moebius_kernels.jit.cache import cache_root
 # Where there is none, nothing has to be compiled, and nobody may die of it.
 _GPU = Path("/dev/nvidiactl")
 
+# What a task names.
+_MODEL = "moebius_worker.preflight.model"
+
 # By the names of their programs, those that wait for a task.
 Waiting = dict[str, "PreflightProcess"]
 
@@ -32,11 +35,13 @@ class PreflightProcess:
     reports: RawIOBase
 
     @classmethod
-    def start(cls, program: str) -> Self:
-        """`program`: "child" or "ahead". Raises OSError."""
+    def start(cls, program: str, *preload: str) -> Self:
+        """`program`: "child" or "ahead". `preload`: modules that it imports before it has its task. Raises
+        OSError."""
         reading, writing = os.pipe()
         command = dies_with_us(
-            sys.executable, "-m", f"moebius_worker.preflight.{program}", "--fd", str(writing)
+            *(sys.executable, "-m", f"moebius_worker.preflight.{program}", "--fd", str(writing)),
+            *("--preload", *preload),
         )
         try:
             # A session of its own: compilers that it started end with it.
@@ -83,4 +88,4 @@ def start_early(device: str) -> Waiting:
     kept = any((cache_root() / "plans").glob("*/plan.json"))
     if device == "cpu" or kept or not _GPU.exists():
         return {}
-    return {program: PreflightProcess.start(program) for program in ("ahead", "child")}
+    return {program: PreflightProcess.start(program, _MODEL) for program in ("ahead", "child")}

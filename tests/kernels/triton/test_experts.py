@@ -1,5 +1,7 @@
 """The experts' kernels against the reference, with outputs poisoned by what was in the memory before."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -12,7 +14,10 @@ from moebius_kernels.router import Route, topk_softmax
 from tests.kernels.triton.matrices import FORMATS
 
 triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+
 from moebius_kernels.triton import experts as backend  # noqa: E402
+from moebius_kernels.triton import gemm, targets  # noqa: E402
 from moebius_kernels.triton.tiling import ExpertTiling, Tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -110,6 +115,16 @@ def test_words_in_both_orders(format, columns, splits, tokens):
     check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
 
 
+@pytest.mark.parametrize(("architecture", "ordered"), [(80, False), (90, True), (103, True), (120, False)])
+def test_what_is_compiled_ahead_has_the_order_that_is_launched(monkeypatch, architecture, ordered):
+    target = GPUTarget("cuda", architecture, 32)
+    absent = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
+    monkeypatch.setattr(targets, "driver", absent)
+    sizes = torch.empty(1, device="meta")
+    assert gemm._in_order(Tiling(16, 64, 128), sizes) == ordered
+    assert targets.overlapping(sizes)["OVERLAP"] == (architecture >= 90)
+
+
 @pytest.mark.parametrize("activation", [SILU, GELU_TANH, ClampedSwiglu()], ids=str)
 def test_activations_and_biases(activation):
     biases = {"gate_up_bias": draw(4, 128, seed=5).bfloat16(), "down_bias": draw(4, 72, seed=6).bfloat16()}
@@ -170,6 +185,16 @@ def test_all_tokens_on_one_expert(tokens):
         [dense(weights.gate_up[0].parts["data"][3:4])], dense(weights.down.parts["data"][3:4])
     )
     check(y, x, Route(route.weights, route.experts * 0), one)
+
+
+@pytest.mark.parametrize("tokens", [20, 41, 131])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_more_pairs_of_an_expert_than_the_parts_of_a_tile_take(tokens, parts):
+    weights = make(BF16, 2, 32, 16)
+    x = draw(tokens, 32, seed=3).bfloat16()
+    route = Route(torch.ones(tokens, 1, device=DEVICE), torch.ones(tokens, 1, dtype=torch.int64).to(DEVICE))
+    tile = Tiling(8 * parts, 32, 32, parts=parts)
+    check(backend.tiled_experts(x, route, weights, SILU, ExpertTiling(tile, tile)), x, route, weights)
 
 
 def test_no_tokens():

@@ -71,6 +71,15 @@ def test_shares_of_the_columns():
     assert y[:, 48:].isnan().all()
 
 
+@pytest.mark.parametrize("tokens", [3, 16, 17, 40])
+def test_parts_of_a_tile(tokens):
+    block = random_matrix(BF16, (40, 72), generator(1))
+    x = draw(tokens, 72, seed=2).bfloat16()
+    y = torch.full((tokens, 40), float("nan"), device=DEVICE).bfloat16()
+    tiled_linear(x, block, None, y, Tiling(16, 32, 64, parts=2))
+    check(y, x, [block])
+
+
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
 def test_many_tokens_by_way_of_the_expanded_matrix(format):
     block = random_matrix(format, (40, 512), generator(1))

@@ -60,6 +60,23 @@ def test_a_model_of_true_form_without_weights(name: str, tmp_path: Path) -> None
     assert logits.std() > 0.01
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_whole_layers_are_filled_as_single_tensors_are(name: str, tmp_path: Path) -> None:
+    """In place, each expert with numbers of its own, and as large."""
+    runner = load(tmp_path, name)
+    model = runner._model
+    for matrix in {slot.owner for slot in model.slots().values() if isinstance(slot.owner, Matrix)}:
+        for part in matrix.parts:
+            values = matrix.destination(part, 0).dequantize()
+            rel = 0.5 if name == "mxfp4" else 0.15
+            assert any(
+                values.std() == pytest.approx(std, rel=rel)
+                for std in (matrix.columns**-0.5, 1.0, 0.002, 0.005)
+            )
+            if matrix.experts is not None:
+                assert not torch.equal(values, matrix.destination(part, 1).dequantize())
+
+
 def test_a_prompts_tokens_go_to_all_experts_in_every_layer(tmp_path: Path) -> None:
     runner = load(tmp_path, "bf16", num_hidden_layers=8, num_key_value_heads=1, head_dim=32, vocab_size=4096)
     loads: list[float] = []

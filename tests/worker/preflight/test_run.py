@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moebius_kernels.plan import Plan, Verdict, token_ranges
-from moebius_worker.preflight import run
+from moebius_worker.preflight import process, run
 from moebius_worker.preflight.child import Task, decode_task, encode_task
 from moebius_worker.preflight.probe import Patience
 from moebius_worker.preflight.report import Judged, Site
@@ -128,6 +128,35 @@ def test_what_is_done_meanwhile_may_fail() -> None:
 def test_a_compiling_process_that_dies_is_not_waited_for() -> None:
     plan = preflight(_examination("only_good", sizes=f"{BAD}:no_sizes"), {})
     assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
+
+
+def test_processes_that_were_started_before_are_taken(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(process, "_GPU", tmp_path)
+    monkeypatch.setattr(process, "_MODEL", BAD)
+    waiting = process.start_early("auto")
+    assert set(waiting) == {"ahead", "child"}
+    ids = {one.process.pid for one in waiting.values()}
+    plan = preflight(_examination("only_good", sizes=f"{BAD}:no_sizes"), {}, waiting=waiting)
+    assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
+    assert not waiting
+    assert not [pid for pid in ids if Path(f"/proc/{pid}").exists()]
+
+
+def test_processes_are_started_early_only_if_they_will_be_needed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(process, "_GPU", tmp_path / "nvidiactl")
+    assert process.start_early("cuda") == {}
+    (tmp_path / "nvidiactl").touch()
+    assert process.start_early("cpu") == {}
+    (tmp_path / "plans" / "0123").mkdir(parents=True)
+    (tmp_path / "plans" / "0123" / "plan.json").touch()
+    assert process.start_early("cuda") == {}
+
+
+def test_a_process_that_nobody_takes_can_be_ended_twice() -> None:
+    waiting = process.PreflightProcess.start("child")
+    assert waiting.end() == waiting.end() == -9
 
 
 def test_a_task_survives_the_pipe() -> None:

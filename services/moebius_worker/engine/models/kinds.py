@@ -13,6 +13,7 @@ import torch
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.layer import Layer
+from moebius_worker.engine.models.moe import ResidentExperts
 from moebius_worker.engine.models.parameters import Matrix, Slots, Vector
 from moebius_worker.engine.models.residual import Residual
 from moebius_worker.engine.weights.load import Loading
@@ -88,7 +89,7 @@ def kind_of(value: Any) -> Hashable:
             return value.__module__, value.__qualname__
         case _ if is_dataclass(value):
             return repr(value)
-        case Layer():
+        case Layer() | ResidentExperts():
             own = {name: item for name, item in vars(value).items() if name not in _OWN}
             return type(value).__qualname__, kind_of(own)
         case _:

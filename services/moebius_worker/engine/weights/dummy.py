@@ -6,6 +6,7 @@ with the usual small embeddings, layers' outputs soon outweigh what the tokens d
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -20,8 +21,9 @@ from moebius_kernels.formats.int_group import IntGroup
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_worker.checkpoint.tensor_info import TensorInfo
-from moebius_worker.engine.models.parameters import Slots
+from moebius_worker.engine.models.parameters import Matrix, Slots
 
+from .load import Fill, Loading, LoadProgress
 from .scheme import StoredForm
 
 FORMS: Mapping[str, Format] = MappingProxyType(
@@ -78,6 +80,30 @@ class DummyWeights:
         matrix = StoredMatrix.empty(form, shape, self.device)
         _FILL[type(form)](matrix, std)
         return matrix.parts
+
+
+def fill_whole(loading: Loading, progress: LoadProgress) -> None:
+    """As `loading.fill`, of dummy weights. Matrices that are kept in their form are filled where they are,
+    all experts of a layer at once."""
+    fills: dict[Matrix, list[Fill]] = {}
+    for fill in loading.fills:
+        owner = fill.slot.owner
+        if isinstance(owner, Matrix):
+            fills.setdefault(owner, []).append(fill)
+    whole = {matrix for matrix, mine in fills.items() if all(_is_kept(loading, fill) for fill in mine)}
+    for done, matrix in enumerate(whole):
+        first = fills[matrix][0]
+        for block in matrix.blocks:
+            _FILL[type(block.format)](block, _std(first.name, first.slot.shape))
+        progress(first.name, done, len(whole))
+    rest = [fill for fill in loading.fills if fill.slot.owner not in whole]
+    replace(loading, fills=rest).fill(progress=progress)
+
+
+def _is_kept(loading: Loading, fill: Fill) -> bool:
+    assert fill.form is not None
+    assert isinstance(fill.slot.owner, Matrix)
+    return loading.forms[fill.slot.owner][fill.slot.part] == fill.form.format
 
 
 def _std(name: str, shape: tuple[int, ...]) -> float:
