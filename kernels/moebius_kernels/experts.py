@@ -42,8 +42,9 @@ def routed_experts(
 ) -> torch.Tensor:
     """The weighted sum of each token's experts, `sum_k weights[t, k] * down_e(act(gate_up_e(x[t])))`.
 
-    x [T, H]; the result is [T, H] in x's dtype, its sum in fp32. The weights of each expert that was hit are
-    read once, however many tokens share it, and those of an expert without tokens never. An expert -1 is none.
+    x [T, H]; the result is [T, H] in x's dtype, its sum in fp32. An expert -1 is none. The weights of each
+    expert that was hit are read once, however many tokens share it, and those of an expert without tokens
+    never.
     """
     return weighted_sum(x, route, weights, activation, linear)
 

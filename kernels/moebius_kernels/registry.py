@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebius_kernels.calls import MatrixShape, key_of
+from moebius_kernels.calls import CALLS, MatrixShape, key_of
 from moebius_kernels.jit.nvcc import CudaSource
 from moebius_kernels.operations import OPERATION_NAMES, REFERENCE
 
@@ -137,7 +137,8 @@ def references() -> tuple[Backend, ...]:
             "reference",
             getattr(REFERENCE, name),
             devices=("cpu", "cuda", "meta"),
-            capturable=name not in _WAITING,
+            # Graphs have rows that do not exist: the place -1, where these write, is none to a reference.
+            capturable=name not in _WAITING and not CALLS[name].written,
         )
         for name in OPERATION_NAMES
     )

@@ -17,8 +17,9 @@ from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.kv_pages import KvFormat, KvPages
 from moebius_kernels.operations import OPERATION_NAMES, REFERENCE
-from moebius_kernels.registry import Backend, Device, Query, TokenRange, gather, refusal
+from moebius_kernels.registry import Backend, Device, Query, TokenRange, gather, references, refusal
 from moebius_kernels.router import Route
+from moebius_kernels.state_plan import StatePlan
 
 CPU = torch.device("cpu")
 H200 = Device("cuda", "NVIDIA H200", (9, 0))
@@ -47,6 +48,17 @@ def test_every_operation_says_what_its_calls_consist_of() -> None:
         parameters = inspect.signature(getattr(REFERENCE, name)).parameters
         assert {*call.rows, *call.pools, *call.step, *call.written} <= set(parameters), name
         assert next(iter(parameters)) in call.rows, "the first argument counts the tokens"
+
+
+def test_references_that_write_where_a_row_says_are_in_no_graph() -> None:
+    """There rows that do not exist say -1, which a GPU's copy by index takes for a fault of the program."""
+    x, states = torch.ones(1, 4), torch.zeros(2, 4, 3)
+    padded = StatePlan(torch.tensor([0]), torch.tensor([-1]), ())
+    with pytest.raises(IndexError):
+        REFERENCE.causal_conv1d(x, torch.ones(4, 4), None, states, padded, None)
+    in_graphs = {one.operation for one in references() if one.capturable}
+    assert in_graphs.isdisjoint({"write_kv", "rotate_and_write_kv", "causal_conv1d", "gated_delta_rule"})
+    assert {"linear", "rms_norm", "topk_softmax"} <= in_graphs
 
 
 def test_every_backend_that_is_installed_has_the_signature_of_its_reference() -> None:

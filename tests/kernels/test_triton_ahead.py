@@ -4,6 +4,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,24 @@ def test_if_each_process_is_lost_the_rest_is_left_undone(tmp_path: Path) -> None
     jobs = [*map(_leaves, (tmp_path / str(number) for number in range(10_000))), _crashes, _crashes]
     compile_all(jobs, processes=2, seconds=5, done=told.append)
     assert (told or [0])[-1] < len(jobs) - 2
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_where_processes_cannot_be_had_there_are_fewer(allowed: int, tmp_path: Path, monkeypatch) -> None:
+    """As under a limit of a container: those that there are do not wait for what never comes."""
+    begun: list[ForkProcess] = []
+
+    def start(process: ForkProcess) -> None:
+        if len(begun) == allowed:
+            raise BlockingIOError("fork: resource temporarily unavailable")
+        begun.append(process)
+        BaseProcess.start(process)
+
+    monkeypatch.setattr(ForkProcess, "start", start)
+    jobs = [_leaves(tmp_path / str(number)) for number in range(8)]
+    compile_all(jobs, processes=4, seconds=5, done=lambda count: None)
+    assert len(list(tmp_path.iterdir())) == len(jobs) * allowed
+    assert not any(process.is_alive() for process in begun)
 
 
 def test_they_run_at_the_same_time() -> None:

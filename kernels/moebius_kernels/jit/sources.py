@@ -44,8 +44,11 @@ def digest(parts: Mapping[str, bytes | str | Iterable[str]]) -> str:
     return whole.hexdigest()[:32]
 
 
-def package_digest() -> str:
-    """Of the sources of all kernels and of their tables: what a plan or a compiled kernel was made from."""
-    root = Path(__file__).parents[1]
+# All kernels and their tables.
+KERNELS = Path(__file__).parents[1]
+
+
+def package_digest(root: Path = KERNELS) -> str:
+    """Of all sources and tables in a package: what a plan or a compiled kernel was made from."""
     files = (path for path in root.rglob("*") if path.suffix in {".py", ".cu", ".cuh", ".h", ".json"})
     return digest({str(path.relative_to(root)): path.read_bytes() for path in files})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from typing import Any
 
 import triton
@@ -74,7 +75,8 @@ def collected() -> Iterator[list[Compilation]]:
 def compile_all(
     compilations: Sequence[Compilation], processes: int, seconds: int, done: Callable[[int], None]
 ) -> None:
-    """In processes forked from this one, which must not have used a GPU. `done` is told how many are.
+    """In processes forked from this one, in whose memory no GPU may have a part. `done` is told how many are.
+    Where no more processes can be had, there are fewer; without any, nothing is compiled.
 
     One that raises, crashes or takes more than so many seconds is passed over: whoever launches the kernel
     will meet that again. It takes a process with it if it does not raise.
@@ -82,12 +84,14 @@ def compile_all(
     context = get_context("fork")
     numbers, given = os.pipe()
     reports, reporting = os.pipe()
-    workers = [
-        context.Process(target=_work, args=(compilations, numbers, reporting, seconds, (given, reports)))
-        for _ in range(min(processes, len(compilations)))
-    ]
-    for worker in workers:
-        worker.start()
+    workers: list[ForkProcess] = []
+    with contextlib.suppress(OSError):
+        for _ in range(min(processes, len(compilations))):
+            worker = context.Process(
+                target=_work, args=(compilations, numbers, reporting, seconds, (given, reports))
+            )
+            worker.start()
+            workers.append(worker)
     os.close(reporting)
     os.close(numbers)
     # Larger steps, which come last, have kernels that take longer: one of these should not be the last.

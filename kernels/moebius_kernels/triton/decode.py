@@ -220,10 +220,7 @@ def _factors(
     WIDTH: tl.constexpr = (C + GROUP - 1) // GROUP
     HALF: tl.constexpr = half_range(CODE)
     at = column // GROUP
-    if SCALES == "none":
-        number = tl.full((ROWS, 1), 1.0, tl.float32)
-        offset = number
-    elif SCALES == "block":
+    if SCALES == "block":
         number = _load(scale, block_row, at, WIDTH, GROUPS, EVEN, "")
         offset = number
     elif SCALES == "byte":

@@ -61,7 +61,7 @@ def _places(sorted_pairs: torch.Tensor) -> torch.Tensor:
     return places
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["pairs"])
 def _invert(sorted_pairs, places, pairs, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     if OVERLAP:
         gdc_wait()
@@ -71,7 +71,8 @@ def _invert(sorted_pairs, places, pairs, BLOCK: tl.constexpr, OVERLAP: tl.conste
     tl.store(places + tl.load(sorted_pairs + place, inside, 0), place, inside)
 
 
-@triton.jit
+# Both follow from the tokens, but not both at once: a preflight, which tries few counts, would miss kernels.
+@triton.jit(do_not_specialize_on_alignment=["rows", "units"])
 def _round(
     x, places, codes, scale, rows, units,
     GROUPS: tl.constexpr, COPIES: tl.constexpr, UNITS: tl.constexpr, OVERLAP: tl.constexpr,

@@ -21,7 +21,9 @@ _TOKENS, _ROWS, _COLUMNS = 4, 16, 4 * GROUP
 def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor | None = None) -> torch.Tensor:
     """As the reference in `rounded_products.py`; x bf16."""
     rows = x.reshape(-1, x.shape[-1])
-    rounded = rounded_activations(F.pad(rows, (0, 0, 0, -len(rows) % _TOKENS)))
+    missing = -len(rows) % _TOKENS
+    # Of no rows more it would make a copy, too.
+    rounded = rounded_activations(F.pad(rows, (0, 0, 0, missing)) if missing else rows)
     outputs = [
         torch._scaled_mm(
             rounded.codes,
@@ -54,9 +56,9 @@ def _admits(query: Query) -> str | None:
 
 
 def _workspace(query: Query) -> int:
-    """Bytes of x, rounded, and of products that are put side by side."""
+    """Bytes of x with rows that are missing, of x rounded, and of products that are put side by side."""
     columns = query.arguments["x"].shape[-1]
-    rounded = query.tokens.last * columns * (GROUP + 4) // GROUP
+    rounded = query.tokens.last * columns * (2 * GROUP + GROUP + 4) // GROUP
     return int(rounded + 2 * query.tokens.last * sum(matrix.shape[0] for matrix in query.matrices))
 
 

@@ -23,7 +23,8 @@ def overlapping(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def generation_of(tensor: torch.Tensor) -> int:
-    """The first number of its GPU's compute capability, on "meta" of the one that is compiled for; 0: none."""
+    """The first number of the compute capability of its GPU, on "meta" of the one that is compiled for; 0: no
+    GPU."""
     if tensor.is_meta:
         return int(driver.active.get_current_target().arch) // 10
     return torch.cuda.get_device_capability(tensor.device)[0] if tensor.is_cuda else 0

@@ -1,8 +1,8 @@
 """`python -m moebius_worker.preflight.ahead --fd N`: compiles what the sacrificial process is going to try,
 on all CPUs. Its task is that of `child.py`.
 
-The model has sizes and no numbers, and no GPU is used. Whatever goes wrong here only means that a kernel is
-compiled later: by the sacrificial process, which judges.
+The model has sizes and no numbers, and no GPU is used, but perhaps asked what it is. Whatever goes wrong here
+only means that a kernel is compiled later: by the sacrificial process, which judges.
 """
 
 import contextlib

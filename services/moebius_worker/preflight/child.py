@@ -40,6 +40,8 @@ class Task:
     capture_tokens: int
     patience: Patience
     known: tuple[Judged, ...]
+    # Of whoever gives the task: the process may have been started before places for kernels were in it.
+    environment: dict[str, str]
 
 
 def encode_task(task: Task) -> bytes:
@@ -77,6 +79,7 @@ def begin(description: str | None, arguments: Sequence[str] | None) -> tuple[Tas
     for module in options.preload:
         import_module(module)
     task = decode_task(sys.stdin.buffer.readline())
+    os.environ.update(task.environment)
 
     def send(message: Message) -> None:
         # Unbuffered: the last words are what counts.

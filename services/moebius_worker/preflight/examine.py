@@ -29,6 +29,7 @@ from moebius_worker.preflight.run import Examination, Progress, preflight
 from moebius_worker.preflight.subject import steps_for
 
 _PLAN = "plan.json"
+_WORKER = Path(__file__).parents[1]
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +63,11 @@ def find_plan(
     device = device_here(place.device.type)
     versions = versions_of(device)
     if device.kind == "cuda":
-        use_directory(triton_place(root, device))
+        try:
+            use_directory(triton_place(root, device))
+        except OSError as error:
+            # Triton has a place of its own.
+            log.warning("compiled kernels cannot be kept", path=str(root), reason=str(error))
         flashinfer_cache.use_directory(
             flashinfer_cache.flashinfer_directory(root, versions),
             cpus=cpu_count(),
@@ -93,15 +98,21 @@ def find_plan(
 def _kept(make: Callable[[], Plan], kept: ArtefactCache, key: str) -> Plan:
     """What `make` makes, or what another worker that is making the same plan now does."""
     made: list[Plan] = []
+    making = False
 
     def build(directory: Path) -> None:
+        nonlocal making
+        making = True
         made.append(make())
+        making = False
         (directory / _PLAN).write_text(made[0].to_json())
 
     try:
         kept.get(key, build)
         found = _read(kept, key)
     except OSError as error:
+        if making:
+            raise
         log.warning("the kernel plan cannot be kept", path=str(kept.root), reason=str(error))
         found = None
     if found is None:
@@ -160,6 +171,8 @@ def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
     }
     return {
         "kernels": package_digest(),
+        # What makes forms of a checkpoint's weights, calls of them, and verdicts of those.
+        "worker": package_digest(_WORKER),
         "model": digest({"config": config, "tensors": _tensors(checkpoint, wanted.options)}),
         "settings": digest({"settings": str(sorted(settings.items()))}),
     }

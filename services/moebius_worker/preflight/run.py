@@ -3,6 +3,7 @@
 Both start at the same time. While kernels are compiled, the first sacrificial process makes ready.
 """
 
+import os
 import selectors
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,6 +104,7 @@ def _task(examination: Examination, known: _Known) -> Task:
         **{one.name: getattr(examination, one.name) for one in fields(examination)},
         first_step=known.steps_done,
         known=tuple(Judged(site, verdict) for (site, _), verdict in known.verdicts.items()),
+        environment=dict(os.environ),
     )
 
 
@@ -124,7 +126,7 @@ def _compiling(
     task: Task, known: _Known, progress: Progress, meanwhile: Callable[[], None], waiting: Waiting
 ) -> Iterator[Callable[[], None]]:
     """Has kernels compiled; yields what does something else `meanwhile` and waits until all are, or nobody
-    says anything any more."""
+    says anything any more: then compiling is over, and another call does nothing."""
     if task.sizes is None or not task.steps:
         yield lambda: None
         return
@@ -132,8 +134,10 @@ def _compiling(
         process.begin()
 
         def wait() -> None:
-            meanwhile()
-            _listen(process.reports, known, progress, len(task.steps))
+            if not process.reports.closed:
+                meanwhile()
+                _listen(process.reports, known, progress, len(task.steps))
+                process.end()
 
         yield wait
 

@@ -1,5 +1,7 @@
 """Products of rounded activations: kernels against the references that round them too."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from moebius_kernels.calls import shapes_of
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.experts import routed_experts as exact_experts
 from moebius_kernels.formats.dense import dense
+from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.formats.fp8 import Fp8
 from moebius_kernels.formats.random_matrix import random_matrix
 from moebius_kernels.formats.rounded_activations import round_activations
@@ -17,9 +20,11 @@ from moebius_kernels.registry import Device, Query, TokenRange, refusal
 from moebius_kernels.router import Route, topk_softmax
 
 triton = pytest.importorskip("triton")
-from moebius_kernels.triton import fp8_experts, fp8_linear  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+
+from moebius_kernels.triton import fp8_experts, fp8_gemm_hopper, fp8_linear  # noqa: E402
 from moebius_kernels.triton.expert_tiling import rules  # noqa: E402
-from moebius_kernels.triton.fp8_activations import rounded_activations  # noqa: E402
+from moebius_kernels.triton.fp8_activations import Rounded, rounded_activations  # noqa: E402
 from moebius_kernels.triton.tiling import ExpertTiling, Tiling  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -190,6 +195,23 @@ def test_experts_are_admitted_where_the_checkpoint_declares_it():
     small = make(Fp8(64, 128, rounds_activations=True), 3, 256, 128)
     assert "neither" in str(experts_reason(small.gate_up[0], small.down))
     assert "biases" in str(experts_reason(weights.gate_up[0], weights.down, down_bias=torch.zeros(3, 256)))
+
+
+@pytest.mark.parametrize("architecture", [(8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)], ids=str)
+def test_gluons_product_is_for_hopper_alone(architecture, monkeypatch):
+    """On others its instructions do not exist: it is neither compiled for them nor launched there."""
+    meta = torch.device("meta")
+    target = GPUTarget("cuda", 10 * architecture[0] + architecture[1], 32)
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
+    monkeypatch.setattr(fp8_gemm_hopper, "driver", driver)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: architecture)
+    blocks, rows = (StoredMatrix.empty(form, (2, 128, 128), meta) for form in (BLOCKS, ROWS))
+    compiled = Rounded.empty(256, 128, meta)
+    launched = SimpleNamespace(codes=SimpleNamespace(is_meta=False, is_cuda=True, device="cuda"))
+    for x in (compiled, launched):
+        assert fp8_gemm_hopper.serves(x, blocks, Tiling(128, 128, 128)) is (architecture == (9, 0))
+        assert not fp8_gemm_hopper.serves(x, blocks, Tiling(64, 128, 128))
+        assert not fp8_gemm_hopper.serves(x, rows, Tiling(128, 128, 128))
 
 
 @pytest.mark.parametrize("tokens", [32, 512, 20_000])

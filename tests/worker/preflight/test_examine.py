@@ -1,6 +1,7 @@
 """The plan of a checkpoint: kept, found again, made anew when anything that it depends on is another."""
 
 import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 
 from moebius_kernels.kv_pages import KvFormat
 from moebius_kernels.plan import Plan
-from moebius_kernels.registry import Registry, gather, references
+from moebius_kernels.registry import Device, Registry, gather, references
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.runner import RunnerOptions
 from moebius_worker.preflight import examine
@@ -66,15 +67,18 @@ def test_another_model_setting_or_kernel_is_another_plan(
     find(wanted=replace(WANTED, options=replace(OPTIONS, kv_format=KvFormat.INT8)))
     # Of no concern to kernels.
     find(wanted=replace(WANTED, options=replace(OPTIONS, threads=2, kv_cache_bytes=1 << 20, dtype="float32")))
-    monkeypatch.setattr(examine, "package_digest", lambda: "other kernels")
+    own = examine.package_digest()
+    monkeypatch.setattr(examine, "package_digest", lambda *root: "other forms" if root else own)
+    find()
+    monkeypatch.setattr(examine, "package_digest", lambda *root: "other kernels")
     find()
     monkeypatch.setattr("torch.__version__", "9.9.9")
     find()
     monkeypatch.setattr(examine, "tilings_digest", lambda root, device: f"measured anew in {root}")
     find()
-    assert len(made) == 7
+    assert len(made) == 8
     find()
-    assert len(made) == 7
+    assert len(made) == 8
 
 
 def test_random_weights_need_no_checkpoint_and_each_form_of_them_has_a_plan(
@@ -117,6 +121,34 @@ def test_without_a_place_to_keep_it_the_plan_is_made_each_time(checkpoints, made
     for _ in range(2):
         find_plan(checkpoints[0], WANTED, CANDIDATES, root=root)
     assert len(made) == 2
+
+
+def test_what_fails_in_making_a_plan_is_not_tried_again(checkpoints, monkeypatch, tmp_path: Path) -> None:
+    """As weights that cannot be read, which has nothing to do with where plans are kept."""
+    asked: list[Examination] = []
+
+    def preflight(examination: Examination, *_) -> Plan:
+        asked.append(examination)
+        raise OSError("the weights cannot be read")
+
+    monkeypatch.setattr(examine, "preflight", preflight)
+    with pytest.raises(OSError, match="cannot be read"):
+        find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
+    assert len(asked) == 1
+
+
+def test_without_a_place_to_keep_kernels_there_is_a_plan(
+    checkpoints, made, tmp_path: Path, monkeypatch
+) -> None:
+    root = tmp_path / "a file"
+    root.write_text("")
+    monkeypatch.setattr(examine, "device_here", lambda kind: Device("cuda", "a GPU", (9, 0)))
+    for name in ("TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "MAX_JOBS"):
+        monkeypatch.setenv(name, "as it was")
+    for_gpus = bad.registry("wrong_architecture")
+    assert "kernels" in find_plan(checkpoints[0], WANTED, for_gpus, root=root).identity
+    assert len(made) == 1
+    assert os.environ["TRITON_CACHE_DIR"] == "as it was"
 
 
 def test_workers_that_start_together_make_one_plan(checkpoints, monkeypatch, tmp_path: Path) -> None:

@@ -125,6 +125,14 @@ def test_what_is_done_meanwhile_may_fail() -> None:
         preflight(_examination("only_good", sizes=f"{BAD}:no_sizes"), {}, meanwhile=fails)
 
 
+def test_it_is_compiled_once_however_many_processes_judge() -> None:
+    done: list[str] = []
+    examination = _examination("only_good", subject=f"{BAD}:Fails", sizes=f"{BAD}:no_sizes")
+    with pytest.raises(PreflightError):
+        preflight(examination, {}, meanwhile=lambda: done.append("meanwhile"))
+    assert done == ["meanwhile"]
+
+
 def test_a_compiling_process_that_dies_is_not_waited_for() -> None:
     plan = preflight(_examination("only_good", sizes=f"{BAD}:no_sizes"), {})
     assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
@@ -134,10 +142,17 @@ def test_processes_that_were_started_before_are_taken(tmp_path: Path, monkeypatc
     monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(process, "_GPU", tmp_path)
     monkeypatch.setattr(process, "_MODEL", BAD)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "not yet known")
     waiting = process.start_early("auto")
     assert set(waiting) == {"ahead", "child"}
     ids = {one.process.pid for one in waiting.values()}
-    plan = preflight(_examination("only_good", sizes=f"{BAD}:no_sizes"), {}, waiting=waiting)
+    # As `find_plan` does, once it knows what compiles.
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    examination = _examination(
+        "only_good", subject=f"{BAD}:Placed", sizes=f"{BAD}:no_sizes", options={"folder": str(tmp_path)}
+    )
+    plan = preflight(examination, {}, waiting=waiting)
+    assert (tmp_path / "place").read_text() == str(tmp_path / "triton")
     assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
     assert not waiting
     assert not [pid for pid in ids if Path(f"/proc/{pid}").exists()]
@@ -162,7 +177,10 @@ def test_a_process_that_nobody_takes_can_be_ended_twice() -> None:
 def test_a_task_survives_the_pipe() -> None:
     known = Judged(Site("gated", "a key", 3, "decode"), Verdict("good", "numbers", "wrong", 0.5))
     task = Task(
-        **{**vars(_examination("everything", excluded=("gated:good",))), "first_step": 3, "known": (known,)}
+        **vars(_examination("everything", excluded=("gated:good",))),
+        first_step=3,
+        known=(known,),
+        environment={"A_NAME": "a value"},
     )
     assert decode_task(encode_task(task)) == task
 
