@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.context import ForkProcess
@@ -67,6 +69,38 @@ def test_where_processes_cannot_be_had_there_are_fewer(allowed: int, tmp_path: P
     compile_all(jobs, processes=4, seconds=5, done=lambda count: None)
     assert len(list(tmp_path.iterdir())) == len(jobs) * allowed
     assert not any(process.is_alive() for process in begun)
+
+
+_FORKS = """
+import os, sys, time
+from moebius_kernels.jit.triton_ahead import compile_all
+
+def hangs():
+    os.write(1, f"{os.getpid()}\\n".encode())
+    time.sleep(1000)
+
+compile_all([hangs] * 2, processes=2, seconds=60, done=print)
+"""
+
+
+def test_they_end_with_the_process_that_wanted_them() -> None:
+    with subprocess.Popen([sys.executable, "-c", _FORKS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        forked = [int(process.stdout.readline()) for _ in range(2)]
+        process.kill()
+        # Its end is that of all who could write to it.
+        began = time.monotonic()
+        assert process.stdout.read() == ""
+    assert time.monotonic() - began < 10
+    assert not any(_runs(pid) for pid in forked)
+
+
+def _runs(pid: int) -> bool:
+    """Not so if it waits for somebody to take note of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_they_run_at_the_same_time() -> None:

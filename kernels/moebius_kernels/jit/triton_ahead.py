@@ -5,6 +5,7 @@ kernels it needs: `collected` notes them, `compile_all` compiles them into Trito
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import struct
@@ -27,6 +28,7 @@ Compilation = Callable[[], Any]
 _WARP = 32
 # A number of a compilation, as it travels through a pipe, whose reads and writes of so few bytes are whole.
 _NUMBER = struct.Struct("=I")
+_PR_SET_PDEATHSIG = 1
 
 
 class _AbsentDriver:
@@ -109,6 +111,8 @@ def compile_all(
 def _work(
     compilations: Sequence[Compilation], numbers: int, reporting: int, seconds: int, others: Sequence[int]
 ) -> None:
+    # Nobody wants its kernels once the process is gone that forked it, and another may need the CPUs.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The ends of pipes that are not its own would keep them open.
     for descriptor in others:
         os.close(descriptor)

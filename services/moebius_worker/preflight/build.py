@@ -22,7 +22,11 @@ def build_kernels(
     if find_spec("triton") is None:
         raise PreflightError("Triton, which compiles the kernels, is not installed here.")
     examination = examination_for(checkpoint, Wanted(replace(options, device="cuda")), elsewhere=True)
-    use_directory(triton_place(cache_root(), Device("cuda", "any", architecture)))
+    place = triton_place(cache_root(), Device("cuda", "any", architecture))
+    try:
+        use_directory(place)
+    except OSError as error:
+        raise PreflightError(f"Kernels cannot be kept in {place}: {error}. Set MOEBIUS_CACHE_DIR.") from error
     compile_ahead(
         replace(examination, options=examination.options | {"architecture": architecture}), progress
     )

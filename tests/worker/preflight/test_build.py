@@ -59,3 +59,11 @@ def test_a_model_that_has_no_sizes_is_refused(tmp_path: Path, monkeypatch) -> No
     checkpoint = open_checkpoint(str(write_checkpoint(tmp_path / "model")))
     with pytest.raises(PreflightError, match="The process that compiles exited with status 1"):
         build_kernels(checkpoint, replace(OPTIONS, dummy_weights="nothing"), (9, 0), lambda *_: None)
+
+
+def test_without_a_place_to_keep_kernels_nothing_is_compiled(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path / "a file"))
+    checkpoint = open_checkpoint(str(write_checkpoint(tmp_path / "model")))
+    with pytest.raises(PreflightError, match=r"a file.*Set MOEBIUS_CACHE_DIR"):
+        build_kernels(checkpoint, OPTIONS, (9, 0), lambda *_: None)
