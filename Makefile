@@ -49,7 +49,7 @@ gpu-test: $(VENV)/.installed-dev ## kernels, preflight and engine on this machin
 gpu-sanitize: $(VENV)/.installed-dev ## a case of each kernel under compute-sanitizer's memcheck and racecheck: a line each (ARGS="memcheck --seconds 120")
 	$(BIN)/python -m tests.gpu.sanitize $(ARGS)
 
-gpu-bench: $(VENV)/.installed-dev ## decode and prefill of models of true sizes on the GPU, beside their floors (ARGS="qwen3-30b:bf16 --steps 40 --out figures.json")
+gpu-bench: $(VENV)/.installed-dev ## decode in the engine's loop and prefill, of models of true sizes, on the GPU, beside their floors (ARGS="qwen3-30b:fp8 --streams 1 64 --out figures.json")
 	@mkdir -p build
 	$(BIN)/python -m tests.bench.gpu_engine --out build/gpu-engine.json $(ARGS)
 

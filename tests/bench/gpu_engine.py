@@ -1,33 +1,39 @@
 """The whole engine on a GPU: decode and prefill of models of true dimensions with random weights.
 
-`make gpu-bench` runs it. Prints tokens per second beside the floor: the bytes that a step must read, at
-4.3 TB/s, with as many experts as uniform routing hits; of a prompt the operations of its products in bf16, at
-790 TFLOP/s, without the attention's scores.
+`make gpu-bench` runs it. A preflight at the token counts that are measured chooses the backends, as a
+worker's does. Decode goes through the engine's own loop, which launches the next step while one is computed;
+beside it stands the step's graph alone. A prompt is a step of `ModelRunner`.
+
+Prints tokens per second beside the floor: the bytes that a step must read, at 4.3 TB/s, with as many experts
+as uniform routing hits; of a prompt the operations of its products in bf16, at 790 TFLOP/s, without the
+attention's scores.
 """
 
 import argparse
 import cProfile
+import gc
 import json
-import math
 import pstats
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from moebius_kernels.operations import OPERATION_NAMES, Operations
+from moebius_common.garbage import spare_what_is_there
+from moebius_kernels.dispatch import bind
 from moebius_kernels.registry import gather
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
-from moebius_worker.engine.models.decoder import Decoder
-from moebius_worker.engine.models.parameters import Matrix, Shard
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.types import Slice, StateStep
+from tests.bench.engine_floors import BANDWIDTH, FLOPS, prefill_operations, step_bytes
+from tests.bench.engine_plan import backends_of, failures, plan_for, told
+from tests.bench.engine_streams import DecodingStreams
 
-BANDWIDTH, FLOPS = 4.3e12, 790e12
 # The published configs.
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 MODELS: dict[str, dict[str, Any]] = {
@@ -46,22 +52,43 @@ CASES = (
 )
 PROMPT, OUTPUT = 128, 256
 STREAMS = (1, 8, 32, 64, 128)
+# Of the steps of decodes: before those that are timed, and for profiles after them.
+WARM, SPARE = 16, 32
+Row = dict[str, Any]
 
 
-def unproven(prefer: str) -> Operations:
-    """The backends named `prefer` wherever there is one: a benchmark need not wait for the preflight."""
-    registry = gather()
-    for module, reason in registry.missing.items():
-        print(f"not here: {module}: {reason}")
-    chosen = {}
-    for name in OPERATION_NAMES:
-        backends = {backend.name: backend for backend in registry.of(name)}
-        chosen[name] = backends.get(prefer, backends["reference"]).bind()
-    print(
-        "by the reference:",
-        *(name for name in OPERATION_NAMES if "reference" in str(chosen[name].__module__)),
-    )
-    return Operations(**chosen)
+@dataclass(frozen=True)
+class Case:
+    """`form`: of the weights. `steps`: decode steps that are timed. `prefill`: tokens of a prompt."""
+
+    model: str
+    form: str
+    device: str = "cuda"
+    streams: tuple[int, ...] = STREAMS
+    steps: int = 64
+    prefill: int = 8192
+    layers: int | None = None
+    # What to do with a step after it was timed.
+    looks: Sequence[Callable[[Callable[[], None]], None]] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.model}:{self.form}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        config = MODELS[self.model]
+        return config if self.layers is None else shortened(config, self.layers)
+
+    @property
+    def options(self) -> RunnerOptions:
+        return RunnerOptions(
+            device=self.device,
+            dtype="bfloat16",
+            dummy_weights=self.form,
+            max_running=max(self.streams),
+            max_model_len=self.prefill + 1024,
+            max_step_tokens=self.prefill,
+        )
 
 
 def shortened(config: dict[str, Any], layers: int) -> dict[str, Any]:
@@ -72,55 +99,6 @@ def shortened(config: dict[str, Any], layers: int) -> dict[str, Any]:
     if "layer_types" in config:
         fewer["layer_types"] = config["layer_types"][:layers]
     return fewer
-
-
-def load(config: dict[str, Any], form: str, layers: int | None) -> ModelRunner:
-    if layers is not None:
-        config = shortened(config, layers)
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config))
-        options = RunnerOptions(
-            device="cuda",
-            dtype="bfloat16",
-            dummy_weights=form,
-            max_running=max(STREAMS),
-            max_model_len=9216,
-            max_step_tokens=8192,
-        )
-        return ModelRunner.load(open_checkpoint(directory), options)
-
-
-def floor(runner: ModelRunner, streams: int) -> float:
-    """Seconds of a step, see `step_bytes`."""
-    return step_bytes(runner._model, streams) / BANDWIDTH
-
-
-def step_bytes(model: Decoder, streams: int) -> float:
-    """Of the experts that are hit, of everything else once, of keys and values at the mean length, and of
-    linear states, which are read and written."""
-    routed = others = 0
-    for matrix in {slot.owner for slot in model.slots().values()}:
-        nbytes = sum(tensor.nbytes for tensor in matrix.tensors)
-        if isinstance(matrix, Matrix) and matrix.shard is Shard.EXPERT:
-            routed += nbytes
-        elif matrix is not model.embedding or model.head is model.embedding:
-            others += nbytes
-    hit = 1 - (1 - model.expert_share) ** streams
-    context = PROMPT + OUTPUT / 2
-    specs = model.caches.kv
-    kept = sum(2 * 2 * spec.kv_heads * spec.key_dim * min(context, spec.window or context) for spec in specs)
-    kept += 2 * model.caches.state_bytes(torch.bfloat16)
-    return float(routed * hit + others + streams * kept)
-
-
-def prefill_operations(model: Decoder, tokens: int) -> float:
-    """Of the products with matrices; the head is needed once."""
-    numbers = 0.0
-    for matrix in {slot.owner for slot in model.slots().values()} - {model.embedding, model.head}:
-        if isinstance(matrix, Matrix) and not matrix.host:
-            share = model.expert_share if matrix.shard is Shard.EXPERT else 1.0
-            numbers += share * sum(math.prod(block.shape) for block in matrix.blocks)
-    return 2 * numbers * tokens
 
 
 class Streams:
@@ -158,16 +136,18 @@ class Streams:
 
 
 def timed(work: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
     start = time.perf_counter()
     work()
-    torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - start
 
 
-def replays(runner: ModelRunner, streams: int) -> float:
-    """Seconds of a step's graph alone, once more and once more."""
-    assert runner._graphs is not None
+def replays(runner: ModelRunner, streams: int) -> float | None:
+    """Seconds of a step's graph alone, once more and once more; None if it has none."""
+    if runner._graphs is None or streams not in runner._graphs._graphs:
+        return None
     graph, _ = runner._graphs._graphs[streams]
 
     def several() -> None:
@@ -178,82 +158,123 @@ def replays(runner: ModelRunner, streams: int) -> float:
     return timed(several) / 10
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def measure(case: Case) -> Iterator[Row]:
+    """A row for each number of streams, and one for prefill."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(case.config))
+        checkpoint = open_checkpoint(directory)
+        plan = plan_for(checkpoint, case.options, case.streams, case.prefill)
+        examined = time.perf_counter() - start
+        runner = ModelRunner.load(checkpoint, case.options)
+    operations = bind(plan, gather(), unplanned=unplanned)
+    runner.bind(operations)
+    runner.capture(lambda size: size in case.streams and plan.capturable(size), lambda *_: None)
+    ready = time.perf_counter() - start
+    # As the engine does before it serves.
+    spare_what_is_there()
+    print(f"\n{case}: preflight {examined:.1f} s, ready {ready:.1f} s", *failures(plan), sep="\n")
+    for streams in case.streams:
+        decoding = DecodingStreams(
+            runner,
+            operations.draw_tokens,
+            streams,
+            prompt=PROMPT,
+            warm=WARM,
+            output=WARM + case.steps + SPARE,
+        )
+        before = decoding.said
+
+        def steps(decoding: DecodingStreams = decoding) -> None:
+            for _ in range(case.steps):
+                decoding.turn()
+
+        seconds = timed(steps)
+        assert decoding.said - before == streams * case.steps, "a turn is no step of all streams"
+        least = step_bytes(runner._model, streams, PROMPT + WARM + case.steps / 2) / BANDWIDTH
+        graph = replays(runner, streams)
+        yield {
+            "case": str(case),
+            "streams": streams,
+            "tokens_per_s": streams * case.steps / seconds,
+            "ms": seconds / case.steps * 1e3,
+            "graph_ms": None if graph is None else graph * 1e3,
+            "floor_ms": least * 1e3,
+            "floor": least * case.steps / seconds,
+            "backends": backends_of(plan, streams),
+        }
+        for look in case.looks:
+            look(decoding.turn)
+    prompt = Streams(runner, 1, case.prefill)
+    prompt.prefill()
+    seconds = statistics.median(timed(prompt.prefill) for _ in range(3))
+    least = prefill_operations(runner._model, case.prefill) / FLOPS
+    yield {
+        "case": str(case),
+        "prefill": case.prefill,
+        "tokens_per_s": case.prefill / seconds,
+        "ms": seconds * 1e3,
+        "floor_ms": least * 1e3,
+        "floor": least / seconds,
+        "backends": backends_of(plan, case.prefill),
+    }
+    for look in case.looks:
+        look(prompt.prefill)
+
+
+def unplanned(operation: str, key: str) -> None:
+    print(f"the preflight met no such call, which the reference computes: {operation} of {key}")
+
+
+def line(row: Row) -> str:
+    what = f"prefill {row['prefill']:>5}:" if "prefill" in row else f"decode {row['streams']:>4} streams:"
+    graph = ""
+    if "graph_ms" in row:
+        graph = " no graph," if row["graph_ms"] is None else f"{row['graph_ms']:>8.3f} its graph,"
+    return (
+        f"{what:<20} {row['tokens_per_s']:>8.0f} tok/s {row['ms']:>9.3f} ms a step,{graph}"
+        f" floor {row['floor_ms']:>7.3f} ({row['floor']:.0%}); {told(row['backends'])}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", default=CASES, help="model:form")
-    parser.add_argument("--backend", default="triton")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--streams", type=int, nargs="+", default=STREAMS)
+    parser.add_argument("--steps", type=int, default=Case.steps, help="decode steps that are timed")
+    parser.add_argument("--prefill", type=int, default=Case.prefill, help="tokens of a prompt")
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
-    parser.add_argument("--steps", type=int, default=OUTPUT - 16, help="decode steps that are timed")
-    parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="the kernels of a decode step of each size")
-    parser.add_argument("--host", action="store_true", help="where the CPU is in decode steps of each size")
+    parser.add_argument("--profile", action="store_true", help="the kernels of a step of each size")
+    parser.add_argument("--host", action="store_true", help="where the CPU is in steps of each size")
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
-    arguments = parser.parse_args()
-    figures: list[dict[str, Any]] = []
-    operations = unproven(arguments.backend)
-    for case in arguments.cases:
-        name, _, form = case.partition(":")
-        start = time.perf_counter()
-        runner = load(MODELS[name], form, arguments.layers)
-        loaded = time.perf_counter() - start
-        runner.bind(operations)
-        if not arguments.no_graphs:
-            runner.capture(lambda size: size in STREAMS, lambda *_: None)
-        ready = time.perf_counter() - start
-        memory = torch.cuda.max_memory_allocated() / 2**30
-        print(f"\n{case}: loaded {loaded:.1f} s, ready {ready:.1f} s, {memory:.1f} GiB")
-        for streams in STREAMS:
-            batch = Streams(runner, streams, PROMPT)
-            batch.prefill()
-            for _ in range(8):
-                batch.decode()
-            steps = [timed(batch.decode) for _ in range(arguments.steps)]
-            step, least = statistics.median(steps), floor(runner, streams)
-            device = "" if arguments.no_graphs else f"{replays(runner, streams) * 1e3:>7.3f} on the device, "
-            print(
-                f"decode {streams:>4} streams: {streams / step:>9.0f} tok/s  {step * 1e3:>7.3f} ms a step, "
-                f"{device}floor {least * 1e3:>6.3f} ms ({least / step:.0%})",
-                flush=True,
-            )
-            figures.append(
-                {
-                    "case": case,
-                    "streams": streams,
-                    "tokens_per_s": streams / step,
-                    "ms": step * 1e3,
-                    "floor_ms": least * 1e3,
-                    "floor": least / step,
-                }
-            )
-            if arguments.profile:
-                profile(batch.decode)
-            if arguments.host:
-                profile_host(batch.decode)
-        long = Streams(runner, 1, 8192)
-        long.prefill()
-        times = [timed(long.prefill) for _ in range(3)]
-        taken, least = statistics.median(times), prefill_operations(runner._model, 8192) / FLOPS
-        print(
-            f"prefill 8192: {8192 / taken:.0f} tok/s, {taken * 1e3:.1f} ms, floor {least * 1e3:.1f} ms "
-            f"({least / taken:.0%})",
-            flush=True,
+    options = parser.parse_args(arguments)
+    looks = [look for look, wanted in ((profile, options.profile), (profile_host, options.host)) if wanted]
+    for module, reason in gather().missing.items():
+        print(f"not here: {module}: {reason}")
+    figures: list[Row] = []
+    for name in options.cases:
+        model, _, form = name.partition(":")
+        case = Case(
+            model,
+            form,
+            options.device,
+            tuple(options.streams),
+            options.steps,
+            options.prefill,
+            options.layers,
+            looks,
         )
-        figures.append(
-            {
-                "case": case,
-                "prefill": 8192,
-                "tokens_per_s": 8192 / taken,
-                "ms": taken * 1e3,
-                "floor_ms": least * 1e3,
-                "floor": least / taken,
-            }
-        )
-        if arguments.profile:
-            profile(long.prefill)
-        del runner, long, batch
+        for row in measure(case):
+            print(line(row), flush=True)
+            figures.append(row)
+            if options.out:
+                options.out.write_text(json.dumps(figures, indent=1))
+        gc.unfreeze()
+        gc.collect()
         torch.cuda.empty_cache()
-        if arguments.out:
-            arguments.out.write_text(json.dumps(figures, indent=1))
 
 
 def profile_host(work: Callable[[], None]) -> None:

@@ -4,11 +4,14 @@
 requests, all sent at once, go three ways:
 
 - engine: `ModelRunner` alone in a process, no scheduler, no sampler but an arg max, the next token known at
-  once; with the plan and the settings of the worker. The prompts, then one step after another.
+  once; with the plan and the settings of the worker. The prompts, then one step after another. It has the GPU
+  to itself, before the worker whose rates are measured starts.
 - worker: over one gRPC stream, as a gateway sends them.
 - stack: as completions with token ids over HTTP, an SSE stream and a connection each.
 
 A rate is all tokens of the outputs over the time from the first request to the last token, prompts included.
+Each is printed as soon as it is known, and requests that do not end are an error, so that a run that is cut
+short has said what it found.
 """
 
 import argparse
@@ -25,7 +28,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -69,14 +73,17 @@ MODEL = "bench"
 # Where programs keep what they compile.
 CACHES = ("MOEBIUS_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 LONGEST = 9216
-# Of those rounds the best counts; before them one warms up what is between.
-ROUNDS = 2
+# Of those rounds the best counts; before them a short one warms up what is between.
+ROUNDS, WARM_UP_TOKENS = 2, 16
+# A round that takes longer hangs: on a GPU they take a few.
+ROUND_SECONDS = 60.0
 START_SECONDS = 420.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """`form`: of the weights. `output`: tokens of each answer to `prompt` tokens."""
+    """`form`: of the weights. `output`: tokens of each answer to `prompt` tokens. `starts`, `rates`: whether
+    these are measured."""
 
     model: str
     form: str
@@ -84,11 +91,28 @@ class Case:
     streams: tuple[int, ...]
     prompt: int
     output: int
-    start_only: bool
+    starts: bool = True
+    rates: bool = True
 
     @property
     def max_model_len(self) -> int:
         return min(LONGEST, CONFIGS[self.model]["max_position_embeddings"])
+
+
+# A way for so many streams of a case, in tokens per second; the last argument is told what has come so far.
+Through = Callable[[Case, int, Counter[str]], Awaitable[float]]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of a way: tokens per second with so many streams."""
+
+    way: str
+    streams: int
+    tokens: float
+
+    def __str__(self) -> str:
+        return f"{self.way}, {self.streams} streams: {self.tokens:.0f} tok/s"
 
 
 @dataclass(frozen=True)
@@ -260,11 +284,12 @@ def engine_rates(case: Case, model: Path) -> dict[int, float]:
                     batch.decode()
                 rate = count * case.output / (time.perf_counter() - begun)
                 rates[count] = max(rate, rates.get(count, 0.0))
+            print(Rate("engine", count, rates[count]), flush=True)
     return rates
 
 
-async def through_worker(address: str, case: Case, count: int) -> float:
-    """Tokens per second over gRPC."""
+async def through_worker(address: str, case: Case, count: int, seen: Counter[str]) -> float:
+    """Tokens per second over gRPC. `seen`: what has come of it until now."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = WorkerStub(channel).Attach()
         await call.write(pb.GatewayFrame(hello=pb.Hello(gateway_id="bench")))
@@ -283,20 +308,20 @@ async def through_worker(address: str, case: Case, count: int) -> float:
         begun = time.perf_counter()
         for submit in submits:
             await call.write(pb.GatewayFrame(submit=submit))
-        tokens = ended = 0
-        while ended < count:
+        while seen["ended"] < count:
             frame = await call.read()
+            assert isinstance(frame, pb.WorkerFrame), "the worker has closed the stream"
             assert not frame.failures, frame.failures
-            tokens += sum(len(delta.token_ids) for delta in frame.deltas)
-            ended += sum(1 for delta in frame.deltas if delta.finish_reason)
+            seen["tokens"] += sum(len(delta.token_ids) for delta in frame.deltas)
+            seen["ended"] += sum(1 for delta in frame.deltas if delta.finish_reason)
         seconds = time.perf_counter() - begun
         call.cancel()
-    assert tokens == count * case.output, tokens
-    return tokens / seconds
+    assert seen["tokens"] == count * case.output, seen
+    return seen["tokens"] / seconds
 
 
-async def through_gateway(front: Gateway, case: Case, count: int) -> float:
-    """Tokens per second over HTTP."""
+async def through_gateway(front: Gateway, case: Case, count: int, seen: Counter[str]) -> float:
+    """Tokens per second over HTTP. `seen`: what has come of it until now."""
     bodies = [
         orjson.dumps(
             {
@@ -312,58 +337,84 @@ async def through_gateway(front: Gateway, case: Case, count: int) -> float:
         for ids in prompts(case, count)
     ]
     begun = time.perf_counter()
-    tokens = await asyncio.gather(*(completion_tokens(front, body) for body in bodies))
+    tokens = await asyncio.gather(*(completion_tokens(front, body, seen) for body in bodies))
     seconds = time.perf_counter() - begun
     assert set(tokens) == {case.output}, tokens
     return sum(tokens) / seconds
 
 
-async def completion_tokens(front: Gateway, body: bytes) -> int:
+async def completion_tokens(front: Gateway, body: bytes, seen: Counter[str]) -> int:
     """Reads a stream to its end, which says how many tokens it had."""
     reader, writer = await asyncio.open_connection(front.host, front.port)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body)
     tail = b""
     while data := await reader.read(1 << 16):
+        seen["bytes"] += len(data)
         tail = (tail + data)[-2048:]
+    seen["ended"] += 1
     writer.close()
     found = re.search(rb'"completion_tokens":(\d+)', tail)
     assert found is not None, tail
     return int(found[1])
 
 
-async def best(rate: Callable[[], Awaitable[float]]) -> float:
-    await rate()
-    return max([await rate() for _ in range(ROUNDS)])
+async def timed(what: str, rate: Callable[[Counter[str]], Awaitable[float]]) -> float:
+    """Raises TimeoutError with what has come until then."""
+    seen: Counter[str] = Counter()
+    try:
+        async with asyncio.timeout(ROUND_SECONDS):
+            return await rate(seen)
+    except TimeoutError:
+        came = ", ".join(f"{count} {name}" for name, count in seen.items()) or "nothing"
+        raise TimeoutError(f"{what}: no end after {ROUND_SECONDS:.0f} s; came: {came}") from None
+
+
+async def best(way: str, case: Case, count: int, through: Through) -> float:
+    """The rate, which is printed."""
+    what, short = f"{way}, {count} streams", replace(case, output=min(case.output, WARM_UP_TOKENS))
+    await timed(f"{what}, warming up", lambda seen: through(short, count, seen))
+    rounds = [await timed(what, lambda seen: through(case, count, seen)) for _ in range(ROUNDS)]
+    print(Rate(way, count, max(rounds)), flush=True)
+    return max(rounds)
+
+
+async def served_rates(address: str, case: Case) -> dict[int, tuple[float, float]]:
+    """By streams the rates of the worker and of the stack."""
+    begun = time.perf_counter()
+    async with gateway([address]) as front:
+        print(f"gateway: {time.perf_counter() - begun:.1f} s until it was ready", flush=True)
+        ways = {"worker": partial(through_worker, address), "stack": partial(through_gateway, front)}
+        found: dict[int, tuple[float, float]] = {}
+        for count in case.streams:
+            worker, stack = [await best(way, case, count, through) for way, through in ways.items()]
+            found[count] = worker, stack
+        return found
+
+
+def tell(name: str, start: Start) -> Start:
+    print(f"{name}: {start}\n{start.longest()}", flush=True)
+    return start
+
+
+async def cold_start(case: Case, model: Path, log: Path) -> Start:
+    async with started(case, model, log) as worker:
+        return tell("cold", worker.start)
 
 
 async def served(
     case: Case, model: Path, log: Path
 ) -> tuple[dict[str, Start], dict[int, tuple[float, float]]]:
-    """The starts: the cold one, the warm one, that of another engine in a worker that stays; and by streams
-    the rates of the worker and of the stack."""
-    starts: dict[str, Start] = {}
-
-    def tell(name: str, start: Start) -> None:
-        starts[name] = start
-        print(f"{name}: {start}\n{start.longest()}", flush=True)
-
+    """The starts: the warm one, and that of another engine in a worker that stays; and the rates."""
     async with started(case, model, log) as worker:
-        tell("cold", worker.start)
-    async with started(case, model, log) as worker:
-        tell("warm", worker.start)
-        tell("engine", await restarted(worker, log))
-        rates: dict[int, tuple[float, float]] = {}
-        if not case.start_only:
-            async with gateway([worker.address]) as front:
-                for count in case.streams:
-                    own = await best(lambda count=count: through_worker(worker.address, case, count))
-                    rates[count] = own, await best(lambda count=count: through_gateway(front, case, count))
-    return starts, rates
+        starts = {"warm": tell("warm", worker.start)}
+        if case.starts:
+            starts["engine"] = tell("engine", await restarted(worker, log))
+        return starts, await served_rates(worker.address, case) if case.rates else {}
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Figures of one model, in caches that are empty at first."""
+    """Figures of one model. If starts are among them, in caches that are empty at first."""
     print(
         f"\n{case.model}:{case.form} on {case.device}, {case.prompt} tokens in, {case.output} out", flush=True
     )
@@ -371,31 +422,33 @@ def measure(case: Case) -> dict[str, Any]:
         model, caches, log = Path(folder) / "model", Path(folder) / "caches", Path(folder) / "worker.log"
         model.mkdir()
         write_checkpoint(model, CONFIGS[case.model])
-        with within({name: str(caches / name) for name in CACHES}):
-            starts, rates = asyncio.run(served(case, model, log))
-            records = {name: start.record() for name, start in starts.items()}
-            if case.start_only:
-                return {"case": asdict(case), "starts": records}
-            # The worker is gone, and its memory is free.
-            with within(environment(os.environ)), ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                engine = pool.submit(engine_rates, case, model).result()
+        with within({name: str(caches / name) for name in CACHES if case.starts}):
+            starts = {"cold": asyncio.run(cold_start(case, model, log))} if case.starts else {}
+            engine: dict[int, float] = {}
+            if case.rates:
+                # The worker is gone, and its memory is free.
+                with within(environment(os.environ)), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                    engine = pool.submit(engine_rates, case, model).result()
+            later, rates = asyncio.run(served(case, model, log))
     rows = [
         {
             "streams": count,
             "engine": engine[count],
-            "worker": rates[count][0],
-            "stack": rates[count][1],
-            "percent": 100 * rates[count][1] / engine[count],
+            "worker": worker,
+            "stack": stack,
+            "percent": 100 * stack / engine[count],
         }
-        for count in case.streams
+        for count, (worker, stack) in rates.items()
     ]
-    print("streams   engine   worker    stack tok/s   stack/engine (at least 95 %)")
+    if rows:
+        print("streams   engine   worker    stack tok/s   stack/engine (at least 95 %)")
     for row in rows:
         print(
             f"{row['streams']:>7} {row['engine']:>8.0f} {row['worker']:>8.0f} {row['stack']:>8.0f}"
             f" {row['percent']:>14.1f} %",
             flush=True,
         )
+    records = {name: start.record() for name, start in (starts | later).items()}
     return {"case": asdict(case), "starts": records, "rates": rows}
 
 
@@ -406,7 +459,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=256, help="tokens of an answer")
-    parser.add_argument("--start-only", action="store_true", help="seconds to READY, no requests")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--start-only", action="store_true", help="seconds to READY, no requests")
+    only.add_argument(
+        "--rates-only", action="store_true", help="one start, with what is in the caches; the requests"
+    )
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
     options = parser.parse_args(arguments)
     print(machine())
@@ -420,7 +477,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             tuple(options.streams),
             options.prompt,
             options.output,
-            options.start_only,
+            starts=not options.rates_only,
+            rates=not options.start_only,
         )
         figures.append(measure(case))
         if options.out:

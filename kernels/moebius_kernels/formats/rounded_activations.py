@@ -16,5 +16,7 @@ LEAST = 2.0**-100
 def round_activations(x: torch.Tensor) -> torch.Tensor:
     """x [..., C] -> fp32 [..., C], the numbers that the codes stand for. C is a multiple of 128."""
     groups = x.float().unflatten(-1, (-1, GROUP))
-    factor = groups.abs().amax(dim=-1, keepdim=True).clamp_min(LEAST) / LARGEST
+    largest = groups.abs().amax(dim=-1, keepdim=True).clamp_min(LEAST)
+    # By a tensor: on CUDA, PyTorch multiplies by the inverse of a number, which is another rounding.
+    factor = largest / torch.full_like(largest, LARGEST)
     return ((groups / factor).to(torch.float8_e4m3fn).float() * factor).flatten(-2)

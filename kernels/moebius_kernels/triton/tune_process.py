@@ -87,6 +87,11 @@ def _serve(connection: Connection, make: Callable[[], Answerer]) -> None:
                 connection.send((None, _in_words(error), answerer is not None and answerer.well()))
 
 
-def _in_words(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+def _in_words(error: BaseException) -> str:
+    """Of what it all came from: the rest says where, at length."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    # A LaunchError has one; its class comes with PyTorch, which not all that is asked needs.
+    text = getattr(error, "cause", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:_WORDS]

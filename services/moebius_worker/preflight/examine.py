@@ -61,19 +61,8 @@ def find_plan(
     root = root or cache_root()
     place = place_for(checkpoint, wanted.options)
     device = device_here(place.device.type)
-    versions = versions_of(device)
-    if device.kind == "cuda":
-        try:
-            use_directory(triton_place(root, device))
-        except OSError as error:
-            # Triton has a place of its own.
-            log.warning("compiled kernels cannot be kept", path=str(root), reason=str(error))
-        flashinfer_cache.use_directory(
-            flashinfer_cache.flashinfer_directory(root, versions),
-            cpus=cpu_count(),
-            memory=host_memory().available,
-        )
-    identity = versions | _contents(checkpoint, wanted) | {"tilings": tilings_digest(root, device)}
+    keep_kernels(root, device)
+    identity = versions_of(device) | _contents(checkpoint, wanted) | {"tilings": tilings_digest(root, device)}
     if not _has_candidates(registry.without(wanted.excluded), device):
         # References alone have nothing to prove.
         return Plan((), identity)
@@ -93,6 +82,22 @@ def find_plan(
         return preflight(examination_for(checkpoint, wanted), identities[which], progress, meanwhile, waiting)
 
     return _kept(made, kept, keys[which])
+
+
+def keep_kernels(root: Path, device: Device) -> None:
+    """What this process and its children compile for it is kept below `root`."""
+    if device.kind != "cuda":
+        return
+    try:
+        use_directory(triton_place(root, device))
+    except OSError as error:
+        # Triton has a place of its own.
+        log.warning("compiled kernels cannot be kept", path=str(root), reason=str(error))
+    flashinfer_cache.use_directory(
+        flashinfer_cache.flashinfer_directory(root, versions_of(device)),
+        cpus=cpu_count(),
+        memory=host_memory().available,
+    )
 
 
 def _kept(make: Callable[[], Plan], kept: ArtefactCache, key: str) -> Plan:

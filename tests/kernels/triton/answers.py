@@ -16,6 +16,15 @@ class Hardy:
                 return os.getpid()
             case "raise":
                 raise ValueError("one\n\ntwo")
+            case "launch":
+                # As Triton and the door of launches have it: a place first, then another, then the reason.
+                try:
+                    try:
+                        raise ValueError("sizes are powers of 2")
+                    except ValueError as error:
+                        raise RuntimeError("at 127:8:\n    products(\n    ^") from error
+                except RuntimeError as error:
+                    raise LookupError(300 * "a kernel of many arguments ") from error
             case "die":
                 os.kill(os.getpid(), signal.SIGSEGV)
             case "hang":

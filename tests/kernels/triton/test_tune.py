@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moebius_kernels.formats.ggml import Ggml
-from moebius_kernels.launch import LaunchError
+from moebius_kernels.launch import Geometry, LaunchError
 from moebius_kernels.registry import Device
 from moebius_kernels.tuning import (
     Compiling,
@@ -27,7 +27,7 @@ from tests.kernels.triton.matrices import FORMATS
 triton = pytest.importorskip("triton")
 from gguf import GGMLQuantizationType as Type  # noqa: E402
 
-from moebius_kernels.triton import tune, tune_trials  # noqa: E402
+from moebius_kernels.triton import tune, tune_process, tune_trials  # noqa: E402
 from moebius_kernels.triton.dense_tiling import DenseShape  # noqa: E402
 from moebius_kernels.triton.dense_tiling import rules as dense_rules  # noqa: E402
 from moebius_kernels.triton.expert_tiling import (  # noqa: E402
@@ -242,6 +242,8 @@ def test_a_process_outlives_what_raises_and_is_another_after_what_it_does_not_su
         assert first != os.getpid()
         with pytest.raises(TrialError, match="ValueError: two"):
             process.ask("raise")
+        with pytest.raises(TrialError, match="ValueError: sizes are powers of 2"):
+            process.ask("launch")
         assert process.ask("pid") == first
         with pytest.raises(TrialError, match="SIGSEGV"):
             process.ask("die")
@@ -253,6 +255,21 @@ def test_a_process_outlives_what_raises_and_is_another_after_what_it_does_not_su
         assert process._process is None
     finally:
         process.close()
+
+
+def test_a_launch_that_fails_is_told_by_its_cause():
+    error = LaunchError("gemm", "triton", Geometry((1, 1, 1), (32, 1, 1)), ["bf16[8]"], "CUDA error 1: bad")
+    assert tune_process._in_words(error) == "LaunchError: CUDA error 1: bad"
+
+
+def test_a_tiling_that_is_illegal_is_no_figure_and_costs_only_itself(monkeypatch):
+    monkeypatch.setattr(tune_trials, "sets_of", lambda product, device: 1)
+    monkeypatch.setattr(tune_trials, "replayed", lambda run: run() or 12.0)
+    trials, good = Trials(DEVICE), Tiling(8, 32, 64)
+    for bad in (replace(good, columns=48), replace(good, rows=24), replace(good, depth=4)):
+        with pytest.raises(LaunchError):
+            trials((DENSE, 8, bad, True))
+    assert trials((DENSE, 8, good, True)).microseconds == 12.0
 
 
 def test_a_device_that_is_poisoned_is_left():

@@ -1,4 +1,4 @@
-"""What the bench of the engine says a step needs at least."""
+"""The bench of the engine: what it says a step needs at least, and that it runs, on a model without a GPU."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebius_kernels.operations import REFERENCE
+from moebius_kernels.plan import Choice, Plan, Verdict
+from moebius_kernels.registry import TokenRange
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import build_model
 from moebius_worker.engine.weights.dummy import FORMS, DummyWeights
 from moebius_worker.engine.weights.load import plan_loading
-from tests.bench.gpu_engine import FLOPS, MODELS, prefill_operations, shortened, step_bytes
+from tests.bench.engine_floors import FLOPS, prefill_operations, step_bytes
+from tests.bench.engine_plan import backends_of, failures, told
+from tests.bench.engine_streams import DecodingStreams
+from tests.bench.gpu_engine import MODELS, main, shortened
+from tests.bench.gpu_stack import TINY
+from tests.worker.engine.engine_world import decodes, load, write_model
 
 META = torch.device("meta")
 
@@ -44,7 +52,7 @@ def test_floors(name: str, form: str, tmp_path: Path) -> None:
     milliseconds, one, many = KNOWN[name, form]
     assert 1e3 * prefill_operations(model, 8192) / FLOPS == pytest.approx(milliseconds, rel=0.002)
     # All else is a constant and something for each stream; what is known is rounded.
-    first, second, last = (step_bytes(model, streams) for streams in (1, 2, 128))
+    first, second, last = (step_bytes(model, streams, 256) for streams in (1, 2, 128))
     share = model.expert_share
     experts = one / share * 1e9
     each = second - first - experts * share * (1 - share)
@@ -56,3 +64,83 @@ def test_fewer_layers() -> None:
     few = shortened(MODELS["gemma-4-26b"], 6)["text_config"]
     assert few["num_hidden_layers"] == len(few["layer_types"]) == 6
     assert shortened(MODELS["qwen3-30b"], 2)["num_hidden_layers"] == 2
+
+
+@pytest.mark.timeout(120)
+def test_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(MODELS, "tiny", TINY)
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path))
+    out = tmp_path / "figures.json"
+    sizes = ("--streams", "1", "3", "--steps", "4", "--prefill", "200")
+    main(["tiny:bf16", "--device", "cpu", *sizes, "--out", str(out)])
+    rows = json.loads(out.read_text())
+    assert [row.get("streams") or row["prefill"] for row in rows] == [1, 3, 200]
+    printed = capsys.readouterr().out
+    assert "no such call" not in printed
+    for row, tokens in zip(rows, (1, 3, 200), strict=True):
+        assert row["case"] == "tiny:bf16"
+        assert row["tokens_per_s"] == pytest.approx(1e3 * tokens / row["ms"])
+        assert row["floor"] == pytest.approx(row["floor_ms"] / row["ms"])
+        # A CPU has no graphs, and nothing but references.
+        assert ("graph_ms" in row) == ("streams" in row)
+        assert row.get("graph_ms") is None
+        assert {"linear", "routed_experts", "paged_attention"} <= row["backends"].keys()
+        assert all(names == ["reference"] for names in row["backends"].values())
+        assert f"{row['tokens_per_s']:.0f} tok/s" in printed
+        # The head sees but the last of a prompt's tokens, and what is drawn is drawn from that.
+        assert ("draw_tokens" in row["backends"]) == ("streams" in row)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_turn_is_a_step_of_all_streams(
+    tmp_path: Path, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load(write_model(tmp_path, "full"))
+    launched: list[int] = []
+    launch = runner.launch
+
+    def noted(slices, *rest):
+        launched.append(len(slices))
+        return launch(slices, *rest)
+
+    monkeypatch.setattr(runner, "launch", noted)
+    monkeypatch.setattr(runner, "captured", lambda slices: ahead and decodes(slices))
+    streams = DecodingStreams(runner, REFERENCE.draw_tokens, 3, prompt=9, warm=4, output=12)
+    for turns in range(1, 4):
+        before = streams.said
+        streams.turn()
+        assert streams.said == before + 3
+        # The prompts' step says the first tokens; the step after those that are known is on its way.
+        steps = streams.said // 3 - 1
+        assert launched == ([3] * (steps + 1) if ahead else []), turns
+    while streams.said < 3 * 12:
+        streams.turn()
+    with pytest.raises(AssertionError, match="all has been said"):
+        streams.turn()
+
+
+def test_backends_by_tokens() -> None:
+    few, many = TokenRange(1, 128), TokenRange(129, 8192)
+    good, wrong = Verdict("triton"), Verdict("cublas_fp8", "numbers", "wrong")
+    refused = Verdict("triton_fp8", "admission", "it is for 32 tokens and more")
+    plan = Plan(
+        (
+            Choice("linear", "layers", few, "triton", True, (good, wrong)),
+            Choice("linear", "layers", many, "cublas_fp8", False, ()),
+            Choice("linear", "router", many, "triton", False, ()),
+            Choice("routed_experts", "", few, "triton", True, (refused,)),
+            Choice("routed_experts", "", many, "triton_fp8", False, ()),
+            Choice("rms_norm", "", many, "triton", False, ()),
+            Choice("gated", "", many, "triton", False, ()),
+        )
+    )
+    assert backends_of(plan, 128) == {"linear": ["triton"], "routed_experts": ["triton"]}
+    assert told(backends_of(plan, 128)) == "all by triton"
+    assert backends_of(plan, 8192)["linear"] == ["cublas_fp8", "triton"]
+    assert (
+        told(backends_of(plan, 8192))
+        == "linear by cublas_fp8+triton, routed_experts by triton_fp8, all else by triton"
+    )
+    assert failures(plan) == ["linear:cublas_fp8 failed at the gate numbers (1 times)"]

@@ -20,8 +20,9 @@ from moebius_worker.engine.models.shared_expert import SharedExpertMoe, read_exp
 from moebius_worker.engine.weights.layout import Layout
 
 _LINEAR = "linear_attention"
-# Of Qwen4-Exp the second, which its published configs call by the first name.
-_FULL = ("full_attention", "indexed_attention")
+# Of Qwen4-Exp the others, by the release of transformers that wrote the config; its published configs call
+# them by the first name.
+_FULL = ("full_attention", "indexed_attention", "qwen_sparse_attention")
 
 LAYOUT = Layout(
     renames=((r"^model\.language_model\.", "model."),),

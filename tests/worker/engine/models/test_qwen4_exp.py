@@ -12,6 +12,7 @@ from transformers import (
 
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.models.parameters import Place
+from moebius_worker.engine.models.qwen3_5 import linear_layers
 from moebius_worker.engine.models.registry import build_model
 from tests.worker.engine.models.harness import (
     Texts,
@@ -75,6 +76,13 @@ def test_bf16(tmp_path):
 def test_variants(tmp_path, case):
     path, model = flash(tmp_path, **CASES[case])
     check_chunks(load(path), model.eval())
+
+
+@pytest.mark.parametrize("name", ["full_attention", "indexed_attention", "qwen_sparse_attention"])
+def test_each_name_that_configs_have_for_the_other_layers(name):
+    """The published configs', and what transformers 5.24 and 5.17 make of that when they save a model."""
+    config = {"num_hidden_layers": 2, "layer_types": ["linear_attention", name]}
+    assert linear_layers(config, 2) == [True, False]
 
 
 def test_multimodal_checkpoint_is_served_text_only(tmp_path):
