@@ -129,6 +129,15 @@ async def stop_api_server(cluster: Cluster, seconds: float = 60) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+async def kill_worker_without_api_server(cluster: Cluster) -> None:
+    """Whom to strike is asked while there is somebody to ask."""
+    pod = await asyncio.to_thread(busiest, cluster)
+    away = asyncio.create_task(stop_api_server(cluster))
+    await asyncio.sleep(2)
+    await asyncio.to_thread(run, "ctr", "tasks", "kill", "-s", "SIGKILL", pod.container)
+    await away
+
+
 async def partition(cluster: Cluster, seconds: float = 20) -> None:
     """Nothing passes between one gateway and the busiest worker, in either direction."""
     worker = await asyncio.to_thread(busiest, cluster)
@@ -186,6 +195,7 @@ FAULTS: dict[str, Fault] = {
     "out of memory": Fault(out_of_memory),
     "kill leader": Fault(kill_leader),
     "stop API server": Fault(stop_api_server, lab=True),
+    "kill worker without API server": Fault(kill_worker_without_api_server, lab=True),
     "partition": Fault(partition, lab=True),
     "restart gateways": Fault(restart("deployment", "gateway")),
     "restart workers": Fault(restart("statefulset", MODEL)),
