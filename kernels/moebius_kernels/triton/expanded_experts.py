@@ -19,6 +19,7 @@ from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.router import Route
 from moebius_kernels.triton import experts
+from moebius_kernels.triton.admission import x_refusal
 from moebius_kernels.triton.expand import expanded
 from moebius_kernels.triton.layouts import layout_of
 
@@ -45,10 +46,8 @@ def _expanded(matrix: StoredMatrix) -> StoredMatrix:
 
 
 def _admits(query: Query) -> str | None:
-    if query.arguments["x"].dtype != "bfloat16":
-        return f"x is {query.arguments['x'].dtype}, it takes bfloat16"
-    if query.tokens.last < _FEWEST_TOKENS:
-        return f"it is for {_FEWEST_TOKENS} tokens and more"
+    if reason := x_refusal(query, _FEWEST_TOKENS):
+        return reason
     for matrix in query.matrices:
         if isinstance(matrix.format, Dense):
             return "there is nothing to expand"

@@ -13,6 +13,7 @@ from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.router import Route
+from moebius_kernels.triton.admission import x_refusal
 from moebius_kernels.triton.align import align, most_tiles
 from moebius_kernels.triton.expert_tiling import ExpertShape, expert_tiling
 from moebius_kernels.triton.gemm import Gated, Routing, gemm, layout_for
@@ -131,8 +132,8 @@ def _sum_experts(
 
 
 def _admits(query: Query) -> str | None:
-    if query.arguments["x"].dtype != "bfloat16":
-        return f"x is {query.arguments['x'].dtype}, it takes bfloat16"
+    if refused := x_refusal(query):
+        return refused
     gate_up = query.arguments["weights"]["gate_up"]
     if gate_up[0].format != gate_up[-1].format:
         return f"gate and up are in two forms, {gate_up[0].format.name} and {gate_up[-1].format.name}"

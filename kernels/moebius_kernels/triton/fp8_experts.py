@@ -16,6 +16,7 @@ from moebius_kernels.registry import Backend, Query
 from moebius_kernels.rounded_products import routed_experts as reference
 from moebius_kernels.router import Route
 from moebius_kernels.triton import fp8_gemm_hopper
+from moebius_kernels.triton.admission import x_refusal
 from moebius_kernels.triton.align import Alignment, align
 from moebius_kernels.triton.expert_tiling import FP8_BY_FP8, ExpertShape, expert_tiling
 from moebius_kernels.triton.experts import sum_experts
@@ -77,10 +78,8 @@ def _multiply(
 
 
 def _admits(query: Query) -> str | None:
-    if query.arguments["x"].dtype != "bfloat16":
-        return f"x is {query.arguments['x'].dtype}, it takes bfloat16"
-    if query.tokens.last < _FEWEST_TOKENS:
-        return f"it is for {_FEWEST_TOKENS} tokens and more"
+    if reason := x_refusal(query, _FEWEST_TOKENS):
+        return reason
     weights = query.arguments["weights"]
     if weights["gate_up_bias"] is not None or weights["down_bias"] is not None:
         return "it adds no biases"

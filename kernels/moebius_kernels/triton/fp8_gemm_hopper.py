@@ -17,7 +17,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.runtime import driver
 
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.formats.rounded_activations import GROUP
@@ -25,6 +24,7 @@ from moebius_kernels.launch import launch
 from moebius_kernels.triton.align import Alignment
 from moebius_kernels.triton.fp8_activations import Rounded, round_group
 from moebius_kernels.triton.gemm import Gated, activation_of
+from moebius_kernels.triton.targets import generation_of
 from moebius_kernels.triton.tile_products import activate
 from moebius_kernels.triton.tiling import Tiling
 
@@ -44,12 +44,8 @@ _MULTIPLYING_REGISTERS, _FETCHING_REGISTERS = gl.constexpr(240), gl.constexpr(24
 
 def serves(x: Rounded, matrix: StoredMatrix, tiling: Tiling) -> bool:
     """Instead of `fp8_gemm.fp8_gemm`: tiles of 128 tokens, factors of blocks, on Hopper."""
-    if x.codes.is_meta:
-        hopper = driver.active.get_current_target().arch == 90
-    else:
-        hopper = x.codes.is_cuda and torch.cuda.get_device_capability(x.codes.device) == (9, 0)
     by_block = matrix.format.block_columns is not None  # type: ignore[attr-defined]
-    return hopper and by_block and tiling.tokens == TOKENS
+    return generation_of(x.codes) == 9 and by_block and tiling.tokens == TOKENS
 
 
 def fp8_gemm(

@@ -10,6 +10,7 @@ from moebius_kernels.formats.fp8 import Fp8
 from moebius_kernels.formats.rounded_activations import GROUP
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.rounded_products import linear as reference
+from moebius_kernels.triton.admission import x_refusal
 from moebius_kernels.triton.fp8_activations import rounded_activations
 
 # With fewer, the matrix's bytes take the time, of which `linear.py` reads as many.
@@ -41,10 +42,8 @@ def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor |
 
 
 def _admits(query: Query) -> str | None:
-    if query.arguments["x"].dtype != "bfloat16":
-        return f"x is {query.arguments['x'].dtype}, it takes bfloat16"
-    if query.tokens.last < _FEWEST_TOKENS:
-        return f"it is for {_FEWEST_TOKENS} tokens and more"
+    if reason := x_refusal(query, _FEWEST_TOKENS):
+        return reason
     for matrix in query.matrices:
         if not isinstance(matrix.format, Fp8) or not matrix.format.rounds_activations:
             return f"the checkpoint does not declare that activations of {matrix.format.name} are rounded"

@@ -16,6 +16,7 @@ from moebius_kernels.formats.dense import Dense
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend, Query
+from moebius_kernels.triton.admission import x_refusal
 from moebius_kernels.triton.dense_tiling import DenseShape, by_library, dense_tiling
 from moebius_kernels.triton.expand import expanded
 from moebius_kernels.triton.gemm import Routing, gemm, layout_for
@@ -99,8 +100,8 @@ def _sum_shares(
 
 
 def _admits(query: Query) -> str | None:
-    if query.arguments["x"].dtype != "bfloat16":
-        return f"x is {query.arguments['x'].dtype}, it takes bfloat16"
+    if refused := x_refusal(query):
+        return refused
     for matrix in query.matrices:
         if isinstance(reason := layout_of(matrix.format, matrix.shape[-1]), str):
             return reason

@@ -22,7 +22,7 @@ from moebius_kernels.router import Route, topk_softmax
 triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from moebius_kernels.triton import fp8_experts, fp8_gemm_hopper, fp8_linear  # noqa: E402
+from moebius_kernels.triton import fp8_experts, fp8_gemm_hopper, fp8_linear, targets  # noqa: E402
 from moebius_kernels.triton.expert_tiling import rules  # noqa: E402
 from moebius_kernels.triton.fp8_activations import Rounded, rounded_activations  # noqa: E402
 from moebius_kernels.triton.tiling import ExpertTiling, Tiling  # noqa: E402
@@ -205,7 +205,7 @@ def test_gluons_product_is_for_hopper_alone(architecture, monkeypatch):
     meta = torch.device("meta")
     target = GPUTarget("cuda", 10 * architecture[0] + architecture[1], 32)
     driver = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
-    monkeypatch.setattr(fp8_gemm_hopper, "driver", driver)
+    monkeypatch.setattr(targets, "driver", driver)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: architecture)
     blocks, rows = (StoredMatrix.empty(form, (2, 128, 128), meta) for form in (BLOCKS, ROWS))
     compiled = Rounded.empty(256, 128, meta)
