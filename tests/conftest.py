@@ -1,6 +1,9 @@
 """What holds for all tests: which may run side by side (pytest-xdist), and what a process keeps for them."""
 
 import asyncio
+import gc
+import inspect
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -76,3 +79,37 @@ def _logs_are_not_set_up():
     """They are for a whole process, and loggers keep them: a program's main is tested in one of its own."""
     yield
     assert not structlog.get_config()["cache_logger_on_first_use"]
+
+
+class _ForgottenErrors(logging.Filter):
+    """Of tasks that nobody asked for them: asyncio tells them when a task is collected, in the midst of any
+    test that comes later. Traces are left out, for to write one is to parse Python, and where the collector
+    had interrupted the parser, Python 3.11's then fails (python/cpython#106905)."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def filter(self, record):
+        message = record.getMessage()
+        if "was never retrieved" in message:
+            self.messages.append(message)
+            record.exc_info = None
+        return True
+
+
+@pytest.fixture(scope="session")
+def _forgotten():
+    forgotten = _ForgottenErrors()
+    logging.getLogger("asyncio").addFilter(forgotten)
+    return forgotten
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _every_tasks_error_is_looked_at(request, _forgotten):
+    yield
+    if any(inspect.iscoroutinefunction(found) for found in vars(request.module).values()):
+        gc.collect()
+    ours = [message for message in _forgotten.messages if "moebius_" in message]
+    _forgotten.messages.clear()
+    assert not ours

@@ -203,13 +203,14 @@ async def test_a_template_that_loops_for_ever_is_ended_and_holds_up_nobody(
         before = time.monotonic()
         await asyncio.sleep(0.005)
         longest = max(longest, time.monotonic() - before)
-    first, *_, last = looping
-    with pytest.raises(PromptError, match=r"longer than 0\.3 seconds"):
-        await first
+    first, *others = [task.exception() for task in looping]
+    assert isinstance(first, PromptError)
+    assert "longer than 0.3 seconds" in str(first)
     # Its own messages may be all right.
-    with pytest.raises(GenerationError, match="of other requests") as refused:
-        await last
-    assert refused.value.retryable
+    last = others[-1]
+    assert isinstance(last, GenerationError)
+    assert "of other requests" in str(last)
+    assert last.retryable
     assert longest < 0.25, "the event loop was held up"
     assert time.monotonic() - begun < 2
     monkeypatch.setattr(text_model, "TEMPLATE_SECONDS", 10.0)

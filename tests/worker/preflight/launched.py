@@ -20,15 +20,16 @@ from moebius_worker.preflight.subject import ProbeStep, steps_for
 
 RUNNING, STEP = 96, 2048
 ARCHITECTURE = (9, 0)
+# Small numbers, what lies beside powers of two, multiples of 16 and of nothing: kernels are compiled for such.
+DECODES = (*range(1, 18), 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 95, 96)
+PROMPTS = (*range(2, 18), 31, 32, 33, 47, 48, 64, 65, 129, 255, 256, 257, 500, 768, 1023, 1024, 1536, 1999)
 
 
 def main(model: str, form: str) -> None:
     pretend(ARCHITECTURE)
     examined = steps_for(token_ranges(STEP, RUNNING), max_running=RUNNING, max_step_tokens=STEP)
-    others = [ProbeStep("decode", count) for count in range(1, RUNNING + 1)]
-    others += [
-        ProbeStep("prefill", count) for count in (*range(2, 48), *range(48, 2000, 41), *range(48, 2000, 48))
-    ]
+    others = [ProbeStep("decode", count) for count in DECODES]
+    others += [ProbeStep("prefill", count) for count in PROMPTS]
     others += [ProbeStep("mixed", count) for count in (5, 48, 100, 777)]
     with collected() as compilations:
         subject = _subject(model, form, STEP)
