@@ -20,7 +20,7 @@ from pydantic_settings import SettingsConfigDict
 from moebius_common.address import Address
 from moebius_common.cpus import cpu_count
 from moebius_common.logs import LogFormat
-from moebius_common.settings import Seconds, ServiceSettings
+from moebius_common.settings import SEPARATED_BY_COMMAS, Seconds, ServiceSettings
 from moebius_worker.fallback import DEFAULT_LEVELS, FallbackLevel, overlaid
 from moebius_worker.sim.settings import SimSettings
 
@@ -136,7 +136,9 @@ class WorkerSettings(ServiceSettings):
         description="What computes. auto: what the preflight chooses. reference: PyTorch alone, slow and "
         "without anything to prove.",
     )
-    exclude_backends: tuple[Annotated[str, Field(pattern=r"^\w+:\w+$")], ...] = Field(
+    exclude_backends: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^\w+:\w+$")], ...], *SEPARATED_BY_COMMAS
+    ] = Field(
         (),
         description="Kernels that are not used, whatever the preflight finds: operation:backend, separated "
         "by commas. Those that an engine died of are added for the next one.",
@@ -154,6 +156,12 @@ class WorkerSettings(ServiceSettings):
     max_restart_delay: Seconds = Field(30.0, description="Limit of that delay.")
     healthy_after: Seconds = Field(
         60.0, description="Seconds of being ready after which earlier engine deaths are forgotten."
+    )
+    standby: Literal["auto", "yes", "no"] = Field(
+        "auto",
+        description="Whether a further process, without a model, waits to become the next engine: a restart "
+        "is shorter by what PyTorch takes to start. It takes memory of the host, none of the GPU. auto: if "
+        "the model runs on a GPU and the host has 2 GiB left.",
     )
     fallback_levels: tuple[FallbackLevel, ...] = Field(
         DEFAULT_LEVELS,

@@ -22,6 +22,7 @@ import logging
 import os
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -36,7 +37,6 @@ from typing import Any
 
 import grpc
 import orjson
-import psutil
 import structlog
 
 from moebius_common.child import dies_with_us
@@ -172,7 +172,6 @@ class Worker:
     """One that is READY, and how it became so."""
 
     address: str
-    pid: int
     start: Start
 
 
@@ -189,7 +188,7 @@ async def started(case: Case, model: Path, log: Path) -> AsyncIterator[Worker]:
             stderr=output,
         )
     try:
-        yield Worker(address, process.pid, await _ready(address, begun, log, lambda: process.returncode))
+        yield Worker(address, await _ready(address, begun, log, lambda: process.returncode))
     finally:
         if process.returncode is None:
             process.terminate()
@@ -224,19 +223,15 @@ async def _ready(
 
 async def restarted(worker: Worker, log: Path) -> Start:
     """Kills the engine: seconds until the front has another one."""
-    [engine] = [
-        child
-        for child in psutil.Process(worker.pid).children(recursive=True)
-        if "moebius_worker.engine" in child.cmdline()
-    ]
-    begun = time.monotonic()
-    engine.kill()
     async with grpc.aio.insecure_channel(worker.address) as channel:
         stub = WorkerStub(channel)
+        engine = (await stub.GetStatus(pb.GetStatusRequest())).engine_pid
+        begun = time.monotonic()
+        os.kill(engine, signal.SIGKILL)
 
         async def noticed() -> bool:
             status = await stub.GetStatus(pb.GetStatusRequest())
-            return bool(status.state != pb.STATE_READY)
+            return bool(status.engine_pid != engine)
 
         await until(noticed, 10, "the engine is gone")
     return await _ready(worker.address, begun, log)
@@ -392,6 +387,11 @@ async def served_rates(address: str, case: Case) -> dict[int, tuple[float, float
         return found
 
 
+def _stood_by(log: Path) -> int:
+    """How many processes have, to become the next engine."""
+    return log.read_text().count("standing by") if log.exists() else 0
+
+
 def tell(name: str, start: Start) -> Start:
     print(f"{name}: {start}\n{start.longest()}", flush=True)
     return start
@@ -406,9 +406,12 @@ async def served(
     case: Case, model: Path, log: Path
 ) -> tuple[dict[str, Start], dict[int, tuple[float, float]]]:
     """The starts: the warm one, and that of another engine in a worker that stays; and the rates."""
+    before = _stood_by(log)
     async with started(case, model, log) as worker:
         starts = {"warm": tell("warm", worker.start)}
         if case.starts:
+            if case.device != "cpu":
+                await until(lambda: _stood_by(log) > before, 60, "a process stands by")
             starts["engine"] = tell("engine", await restarted(worker, log))
         return starts, await served_rates(worker.address, case) if case.rates else {}
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import httpx
@@ -62,7 +62,7 @@ async def stream(
         if response.status_code != 200:
             seen.errors.append(json.loads(await response.aread())["error"])
             return seen
-        async for line in response.aiter_lines():
+        async for line in _lines(response):
             if not line.startswith("data: "):
                 continue
             data = line.removeprefix("data: ")
@@ -80,6 +80,15 @@ async def stream(
                 seen.chunks += 1
                 on_chunk()
     return seen
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[str]:
+    """As SSE has them. `aiter_lines` ends lines at characters, too, that may be part of a text."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.decode()
 
 
 async def sure_prompts(client: httpx.AsyncClient, model: str, count: int) -> list[tuple[Prompt, Seen]]:

@@ -5,20 +5,19 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
-from functools import partial
 
 import structlog
 
-from moebius_common.garbage import spare_what_is_there
+from moebius_common.garbage import collect_nothing_yet
 from moebius_common.logs import configure_logs
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.checkpoint.checkpoint import CheckpointError, open_checkpoint
-from moebius_worker.checkpoint.tokenizer import tokenizer_files
 from moebius_worker.engine.convert import fatal, loading
 from moebius_worker.engine.errors import EngineDownError
+from moebius_worker.engine.gpu_context import wake_gpu
 from moebius_worker.engine.memory import OutOfMemoryPlan
+from moebius_worker.engine.phases import Phases
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
 from moebius_worker.preflight.process import start_early
 from moebius_worker.settings import WorkerSettings
@@ -40,6 +39,11 @@ def main() -> int:
     connection = socket.socket(fileno=arguments.fd)
     connection.set_inheritable(False)
     pipe = Pipe(connection)
+    if arguments.standby:
+        given = _stand_by(settings)
+        if given is None:
+            return 0
+        settings = given
     try:
         return _serve(pipe, settings, arguments.flights)
     except FrontGoneError:
@@ -51,8 +55,22 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="moebius_worker.engine", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the engine's end of the socket pair")
     parser.add_argument("--flights", type=int, required=True, help="the file of the flight recorder")
+    parser.add_argument("--standby", action="store_true", help="wait for a line with other settings on stdin")
     parser.add_argument("settings", help="WorkerSettings as JSON")
     return parser.parse_args()
+
+
+def _stand_by(settings: WorkerSettings) -> WorkerSettings | None:
+    """Imports what an engine of such settings needs, and waits for those that it is to have. None: the front
+    is gone, or wants no engine any more."""
+    if settings.engine == "model":
+        collect_nothing_yet()
+        from moebius_worker.engine.serving import preload
+
+        preload()
+    log.info("standing by")
+    line = sys.stdin.buffer.readline()
+    return WorkerSettings.model_validate_json(line) if line else None
 
 
 def _serve(pipe: Pipe, settings: WorkerSettings, flights: int) -> int:
@@ -70,9 +88,11 @@ def _serve(pipe: Pipe, settings: WorkerSettings, flights: int) -> int:
 
 def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     last = ("", 0.0)
+    phases = Phases()
 
     def progress(phase: str, done: int, total: int) -> None:
         nonlocal last
+        phases.begin(phase)
         now = time.monotonic()
         # A model has tens of thousands of tensors: nobody reads so fast.
         if done in (0, total) or phase != last[0] or now >= last[1] + _PROGRESS_SECONDS:
@@ -82,120 +102,16 @@ def _load_and_run(pipe: Pipe, settings: WorkerSettings, flights: int) -> None:
     if settings.engine == "sim":
         run_simulation(pipe, settings, ProcessEnds(pipe))
         return
+    collect_nothing_yet()
     progress("opening the checkpoint", 0, 0)
     checkpoint = open_checkpoint(settings.model, progress=progress)
     progress("starting PyTorch", 0, 0)
+    wake_gpu(settings.device)
     waiting = {} if settings.kernels == "reference" else start_early(settings.device)
     # Late, so that a checkpoint that is not there is reported at once.
-    import torch
+    from moebius_worker.engine.serving import load_and_serve
 
-    from moebius_kernels.jit.triton_cache import hash_compiler
-    from moebius_kernels.kv_pages import KvFormat
-    from moebius_worker.engine.faults import FaultInjector
-    from moebius_worker.engine.grammar.compiler import GrammarCompiler, grammar_tokenizer
-    from moebius_worker.engine.grammar.grammars import Grammars
-    from moebius_worker.engine.loop import EngineLoop
-    from moebius_worker.engine.run_ahead import RunAhead
-    from moebius_worker.engine.runner import ModelRunner, PlannedModel, RunnerOptions
-    from moebius_worker.engine.sampler import choose, sample
-    from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
-    from moebius_worker.preflight.examine import Wanted
-    from moebius_worker.preflight.prepare import prepare, references_alone
-
-    options = RunnerOptions(
-        device=settings.device,
-        dtype=settings.dtype,
-        kv_cache_bytes=settings.kv_cache_memory,
-        page_size=settings.page_size,
-        max_model_len=settings.max_model_len,
-        threads=settings.threads,
-        max_step_tokens=settings.max_step_tokens,
-        max_running=settings.max_running,
-        kv_format=KvFormat(settings.kv_cache_dtype),
-        expand_weights={"auto": None, "yes": True, "no": False}[settings.expand_weights],
-        dummy_weights=dummy_form(settings.load_format),
-    )
-    if torch.cuda.is_available():
-        threading.Thread(target=hash_compiler, daemon=True).start()
-    # The memory is measured before others take some of it for a while.
-    planned = PlannedModel.of(checkpoint, options)
-
-    def read_weights() -> None:
-        """While kernels are compiled, unless they take the memory that the preflight needs."""
-        if planned.leaves_room:
-            planned.read(progress)
-
-    if settings.kernels == "reference":
-        kernels = references_alone(settings.exclude_backends)
-    else:
-        kernels = prepare(
-            checkpoint,
-            Wanted(options, excluded=settings.exclude_backends),
-            flights,
-            lambda phase, done, total: progress(phase, 0, 0),
-            read_weights,
-            waiting,
-        )
-    for process in waiting.values():
-        process.end()
-    runner = ModelRunner.of(planned, progress)
-    runner.bind(kernels.operations)
-    if kernels.plan.choices:
-        if settings.cuda_graphs:
-            runner.capture(kernels.plan.capturable, progress)
-        kernels.warm_up(runner, lambda phase, done, total: progress(phase, 0, 0))
-    config = SchedulerConfig(
-        runner.layout,
-        max_running=settings.max_running,
-        max_step_tokens=runner.max_step_tokens,
-        max_model_len=runner.max_model_len,
-        max_waiting=settings.max_waiting,
-    )
-    eos_token_ids = checkpoint.eos_token_ids
-    draw_tokens = kernels.operations.draw_tokens
-    compiler = GrammarCompiler(
-        lambda: grammar_tokenizer(
-            tokenizer_files(checkpoint)["tokenizer.json"], runner.vocab_size, eos_token_ids
-        ),
-        pipe.wake,
-    )
-    loop = EngineLoop(
-        pipe,
-        runner,
-        Scheduler(config),
-        partial(sample, draw_tokens=draw_tokens),
-        Grammars(compiler),
-        max_running=config.places,
-        eos_token_ids=eos_token_ids,
-        faults=FaultInjector(settings.inject_faults),
-        device_errors=(torch.AcceleratorError,),
-        late_compilations=lambda: kernels.late_compilations,
-        expert_use=runner.expert_use,
-        # A fault strikes before a step with its token is computed: tokens must be known.
-        ahead=None
-        if settings.inject_faults
-        else RunAhead(runner, runner.captured, partial(choose, draw_tokens=draw_tokens)),
-    )
-    model = worker_pb2.Model(
-        architecture=runner.architecture,
-        max_model_len=runner.max_model_len,
-        vocab_size=runner.vocab_size,
-        eos_token_ids=eos_token_ids,
-        dtype=runner.dtype_name,
-        device=runner.device_name,
-        page_size=runner.layout.page_size,
-        plan=kernels.message(),
-    )
-    kernels.freeze()
-    pipe.send(engine_pb2.EngineFrame(ready=engine_pb2.EngineReady(model=model, stats=loop.stats())))
-    spare_what_is_there()
-    loop.run()
-
-
-def dummy_form(load_format: str) -> str | None:
-    """The form of random weights, None for the checkpoint's."""
-    kind, _, form = load_format.partition(":")
-    return (form or "bf16") if kind == "dummy" else None
+    load_and_serve(checkpoint, settings, pipe, flights, progress, phases, waiting)
 
 
 def last_word(error: Exception) -> engine_pb2.EngineFrame:

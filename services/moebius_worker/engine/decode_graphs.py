@@ -5,12 +5,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
 import torch
 
 from moebius_kernels.operations import Operations
+from moebius_worker.engine.cuda_graph import capture_graph
 from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.kinds import only_kinds
@@ -46,7 +48,9 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], progress: Callable[[str, int, int], None]) -> None:
         """The largest first, whose memory the others share."""
-        pool = None
+        # Graphs have memory of their own: what others have left is given back, once.
+        torch.cuda.empty_cache()
+        stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
         for done, size in enumerate(sorted(sizes, reverse=True)):
             progress("capturing CUDA graphs", done, len(sizes))
             context = self._inputs.context((), pad_to=size)
@@ -55,11 +59,7 @@ class DecodeGraphs:
                 with only_kinds(self._model):
                     self._step(context)
                 torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
-                    logits = self._step(context)
-            pool = pool or graph.pool()
-            self._graphs[size] = graph, logits
+                self._graphs[size] = capture_graph(partial(self._step, context), stream, pool)
         self._sizes = sorted(self._graphs)
         log.info("CUDA graphs captured", sizes=self._sizes)
 

@@ -6,6 +6,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import IO, Protocol
 
 from google.protobuf.message import DecodeError
@@ -54,25 +55,8 @@ class EngineProcess:
     @classmethod
     async def start(cls, settings: WorkerSettings) -> "EngineProcess":
         """Starts an engine with the front's own settings. Raises OSError if the machine allows no process."""
-        flights = tempfile.TemporaryFile()  # noqa: SIM115 (it is the engine's as long as that is ours)
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            command = (sys.executable, "-m", "moebius_worker.engine")
-            descriptors = (theirs.fileno(), flights.fileno())
-            arguments = ("--fd", str(descriptors[0]), "--flights", str(descriptors[1]))
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *dies_with_us(*command, *arguments, settings.model_dump_json()),
-                    pass_fds=descriptors,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    env=environment(os.environ),
-                )
-            except OSError:
-                ours.close()
-                flights.close()
-                raise
-        return await cls.connected(process, ours, flights)
+        started = await start_process(settings)
+        return await cls.connected(started.process, started.connection, started.flights)
 
     @classmethod
     async def connected(
@@ -119,6 +103,40 @@ class EngineProcess:
         if self._process.returncode is None:
             self._process.kill()
         self._writer.close()
+
+
+@dataclass(frozen=True)
+class StartedProcess:
+    """`connection`: our end of the socket pair, not blocking. `flights`: as of EngineProcess."""
+
+    process: asyncio.subprocess.Process
+    connection: socket.socket
+    flights: IO[bytes]
+
+
+async def start_process(
+    settings: WorkerSettings, *flags: str, stdin: int = asyncio.subprocess.DEVNULL
+) -> StartedProcess:
+    """An engine's process, to which nobody listens yet. Raises OSError if the machine allows none."""
+    flights = tempfile.TemporaryFile()  # noqa: SIM115 (it is the engine's as long as that is ours)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        descriptors = (theirs.fileno(), flights.fileno())
+        command = (
+            *(sys.executable, "-m", "moebius_worker.engine"),
+            *("--fd", str(descriptors[0]), "--flights", str(descriptors[1]), *flags),
+            settings.model_dump_json(),
+        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *dies_with_us(*command), pass_fds=descriptors, stdin=stdin, env=environment(os.environ)
+            )
+        except BaseException:
+            ours.close()
+            flights.close()
+            raise
+    return StartedProcess(process, ours, flights)
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -16,8 +16,9 @@ from moebius_proto.worker.v1 import worker_pb2, worker_pb2_grpc
 from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.service import WorkerService
+from moebius_worker.front.standby import Standby, StartEngine
 from moebius_worker.front.state import WorkerState
-from moebius_worker.front.supervisor import StartEngine, Supervisor
+from moebius_worker.front.supervisor import Supervisor
 from moebius_worker.front.tls import server_credentials
 from moebius_worker.metrics import RequestMetrics, WorkerCollector
 from moebius_worker.settings import WorkerSettings, WorkerTls
@@ -85,6 +86,7 @@ async def serve(settings: WorkerSettings, stop: Stop, start: StartEngine = Engin
         for name in HEALTH_SERVICES:
             await health_service.set(name, serving.SERVING if ready else serving.NOT_SERVING)
 
+    standby = Standby(settings.standby, start)
     last_beat = time.monotonic()
 
     async def heartbeat() -> None:
@@ -110,13 +112,14 @@ async def serve(settings: WorkerSettings, stop: Stop, start: StartEngine = Engin
     log.info("listening", address=address, metrics=metrics)
     try:
         async with asyncio.TaskGroup() as group:
-            supervising = group.create_task(Supervisor(settings, state, exchange, changed, start).run())
+            supervising = group.create_task(Supervisor(settings, state, exchange, changed, standby).run())
             beating = group.create_task(heartbeat())
             await stop.first.wait()
             await _drain(service, exchange, settings.drain_timeout, stop.second)
             supervising.cancel()
             beating.cancel()
     finally:
+        await standby.end()
         await server.stop(None if stop.second.is_set() else FAREWELL_SECONDS)
 
 

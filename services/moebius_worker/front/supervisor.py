@@ -17,6 +17,7 @@ from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.level_file import read_level
 from moebius_worker.front.served_model import read_served_model
+from moebius_worker.front.standby import Standby
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervise import End, Observation, Policy, deaths_in_a_row, judge, restart_delay
 from moebius_worker.settings import WorkerSettings
@@ -41,9 +42,6 @@ class _Life:
     fatal: engine_pb2.EngineFatal | None = None
 
 
-StartEngine = Callable[[WorkerSettings], Awaitable[EngineProcess]]
-
-
 class Supervisor:
     """`changed` is awaited whenever the worker's state has changed."""
 
@@ -53,11 +51,11 @@ class Supervisor:
         state: WorkerState,
         exchange: Exchange,
         changed: Callable[[], Awaitable[None]],
-        start: StartEngine = EngineProcess.start,
+        standby: Standby,
     ) -> None:
         # Backends that engines died of are excluded in it.
         self._settings = settings
-        self._start = start
+        self._standby = standby
         self._policy = Policy(
             stall_timeout=settings.stall_timeout,
             load_stall_timeout=settings.load_stall_timeout,
@@ -120,7 +118,7 @@ class Supervisor:
         """One engine's life: why it ended, and the seconds that it was ready, if it ever was. None: another
         level was asked for before it was ready."""
         try:
-            life = _Life(await self._start(settings), settings)
+            life = _Life(await self._standby.start(settings), settings)
         except OSError as error:
             failed = End(worker_pb2.REASON_ENGINE_DEAD, f"no process can be started: {error}")
             await self._bury(failed)
@@ -245,3 +243,4 @@ class Supervisor:
         life.ready_since = time.monotonic()
         log.info("engine ready", model=model.id, engine_pid=life.engine.pid)
         await self._changed()
+        await self._standby.engine_ready(settings, model.device)

@@ -6,12 +6,18 @@ only means that a kernel is compiled later: by the sacrificial process, which ju
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
+from threading import Thread
+from types import ModuleType
 from typing import Any
+
+import torch
 
 from moebius_common.cpus import cpu_count
 from moebius_kernels.calls import named_arguments, shapes_of
 from moebius_kernels.jit.triton_ahead import collected, compile_all, pretend
+from moebius_kernels.jit.triton_cache import hash_compiler
 from moebius_kernels.operations import OPERATION_NAMES, REFERENCE, Operations
 from moebius_kernels.registry import Backend, Device, Query, Registry, TokenRange, refusal
 from moebius_worker.host_memory import host_memory
@@ -24,8 +30,18 @@ _PROCESS_BYTES = 2**30
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    leave_dynamo_out()
+    Thread(target=hash_compiler, daemon=True).start()
     task, send = begin(__doc__, arguments)
     compile_ahead(task, send)
+
+
+def leave_dynamo_out() -> None:
+    """On "meta" PyTorch computes sizes in Python, and each of these functions imports all of torch.compile,
+    for seconds, to say that it is not to be compiled. In this process nothing is."""
+    nothing: Any = ModuleType("torch._dynamo")
+    nothing.disable = lambda function, *_, **__: function
+    sys.modules[nothing.__name__] = torch._dynamo = nothing
 
 
 def compile_ahead(task: Task, send: Send) -> None:

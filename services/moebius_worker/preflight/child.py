@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
+from moebius_common.garbage import collect_nothing_yet, spare_what_is_there
 from moebius_kernels.jit.triton_cache import hash_compiler
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Registry, TokenRange
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def begin(description: str | None, arguments: Sequence[str] | None) -> tuple[Task, Send]:
     """What a process of the preflight is to do, and how it reports."""
+    collect_nothing_yet()
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--fd", type=int, required=True, help="where to report")
     parser.add_argument("--preload", nargs="*", default=(), help="modules that its task will need")
@@ -94,6 +96,7 @@ def _examine(task: Task, send: Send) -> None:
     registry: Registry = named(task.registry)()
     if subject.device.kind == "cuda":
         hash_compiler()
+    spare_what_is_there()
     sys.stdin.buffer.read()
     known: dict[tuple[Any, str], Verdict] = {
         (judged.site, judged.verdict.backend): judged.verdict for judged in task.known

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from moebius_kernels.calls import tensors_of
 from moebius_kernels.registry import Query
 from moebius_kernels.router import Route
 from moebius_kernels.sampling import Drawn
+from moebius_kernels.tensor_tree import tensors_of
 
 # Relative to the length of the reference's result, over all of it; `ROW_SLACK` times that in a single row.
 # By the dtype of the activations: sums and intermediate values rounded to it (fp32: to TF32 in products).

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from moebius_kernels.calls import CALLS, copy_tensors, tensors_of
+from moebius_kernels.calls import CALLS
 from moebius_kernels.operations import REFERENCE
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.router import Route
 from moebius_kernels.sampling import Drawn
+from moebius_kernels.tensor_tree import copy_tensors, tensors_of
 from moebius_worker.preflight.compare import difference, limit_of, route_difference
 from moebius_worker.preflight.compare_draws import draw_difference
 from moebius_worker.preflight.machine import Machine

@@ -1,6 +1,5 @@
 """What the gates need of a device: waiting, timing, CUDA graphs, and its error state."""
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import torch
 
 from moebius_kernels.launch import latched_error
 from moebius_kernels.registry import Device
+from moebius_worker.engine.cuda_graph import capture_graph
 
 # Calls that are timed: until this much time has passed, at least and at most so many.
 _TIMED_SECONDS = 0.005
@@ -105,25 +105,10 @@ class Cuda:
         return graph.replay, result
 
     def _captured(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        graph = torch.cuda.CUDAGraph()
-        # `torch.cuda.graph` would empty PyTorch's cache of memory each time.
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(self._pool)
-            try:
-                result = function()
-            except BaseException:
-                # It says that the capture failed, but not why.
-                with contextlib.suppress(RuntimeError):
-                    self._end(graph)
-                raise
-            self._end(graph)
-        return graph, result
-
-    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
         try:
-            graph.capture_end()
-        except RuntimeError:
-            # PyTorch leaves the pool as if the capture went on, and would refuse it to the next.
+            return capture_graph(function, self._stream, self._pool)
+        except BaseException:
+            # PyTorch may leave the pool as if the capture went on, and would refuse it to the next.
             self._pool, self._keeper = torch.cuda.graph_pool_handle(), None
             raise
 

@@ -70,6 +70,7 @@ def prepare(
 
     Raises CheckpointError and PreflightError.
     """
+    progress("looking for a kernel plan", 0, 0)
     registry = gather()
     for module, reason in registry.missing.items():
         log.info("backends are not here", module=module, reason=reason)

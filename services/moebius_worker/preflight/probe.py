@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from moebius_kernels.calls import CALLS, copy_tensors, key_of, named_arguments, shapes_of
+from moebius_kernels.calls import CALLS, key_of, named_arguments, shapes_of
 from moebius_kernels.operations import OPERATION_NAMES, REFERENCE, Operations
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Backend, Device, Query, Registry, TokenRange, refusal
+from moebius_kernels.tensor_tree import copy_tensors
 from moebius_worker.preflight.gates import Trial, judge
 from moebius_worker.preflight.machine import Machine
 from moebius_worker.preflight.report import Begun, Judged, Message, Site

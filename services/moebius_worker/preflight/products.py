@@ -59,4 +59,4 @@ def _experts(config: MoeConfig, store: ResidentExperts) -> Iterator[Product]:
 
 
 def _packed(format: Format) -> Format:
-    return packed_format(format) or format
+    return packed_format(format)

@@ -10,9 +10,10 @@ from moebius_worker.engine.convert import loading
 from moebius_worker.engine.faults import FaultInjector
 from moebius_worker.engine.grammar.compiler import GrammarCompiler, grammar_tokenizer
 from moebius_worker.engine.grammar.grammars import Grammars
+from moebius_worker.engine.limits import SchedulerConfig
 from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.pipe import Pipe
-from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.settings import WorkerSettings
 from moebius_worker.sim.arrivals import DelayedPipe
 from moebius_worker.sim.model import Ends, SimModel

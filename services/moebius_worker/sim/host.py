@@ -63,7 +63,9 @@ async def host(settings: HostSettings, stop: Stop) -> None:
     """Until it is asked to stop. Raises ListenError, in a group, when a port is taken."""
     async with asyncio.TaskGroup() as group:
         for address in addresses(settings):
-            alone = WorkerSettings.model_construct(**(dict(settings) | {"listen": address}))
+            # Engines are threads here: no process becomes one.
+            own = {"listen": address, "standby": "no"}
+            alone = WorkerSettings.model_construct(**(dict(settings) | own))
             group.create_task(_keep(alone, stop))
 
 

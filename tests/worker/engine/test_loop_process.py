@@ -114,3 +114,18 @@ def test_only_what_the_next_engine_would_find_too_is_permanent(
 def test_a_checkpoint_that_is_not_there_is_reported_before_torch_is_imported() -> None:
     probe = "import sys, moebius_worker.engine.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], timeout=60).returncode == 0
+
+
+def test_what_stands_by_has_touched_no_gpu() -> None:
+    probe = """if True:
+        import sys, torch
+        def touched(*_):
+            sys.exit("the GPU is touched")
+        for module, name in ((torch.cuda, "_lazy_init"), (torch.cuda, "is_available"),
+                             (torch.cuda, "device_count"), (torch._C, "_cuda_getDeviceCount")):
+            setattr(module, name, touched)
+        from moebius_worker.engine.serving import preload
+        preload()
+        assert "moebius_kernels.triton.experts" in sys.modules
+    """
+    assert subprocess.run([sys.executable, "-c", probe], timeout=60).returncode == 0

@@ -10,6 +10,7 @@ from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.front import supervisor as supervisor_module
 from moebius_worker.front.exchange import Exchange
+from moebius_worker.front.standby import Standby
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervisor import Supervisor
 from moebius_worker.metrics import RequestMetrics
@@ -51,7 +52,9 @@ async def test_a_model_that_the_front_cannot_read_is_a_permanent_failure_with_it
         pass
 
     async with asyncio.timeout(10):
-        await Supervisor(WorkerSettings(model="nowhere"), state, exchange, changed, start).run()
+        await Supervisor(
+            WorkerSettings(model="nowhere"), state, exchange, changed, Standby("no", start)
+        ).run()
     assert state.state == pb.STATE_FAILED
     assert state.last_fault is not None
     assert "ArithmeticError: what nobody thought of" in state.last_fault.message

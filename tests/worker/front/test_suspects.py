@@ -14,6 +14,7 @@ from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.flight_recorder import Flight, FlightRecorder, read_flights
 from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.exchange import Exchange
+from moebius_worker.front.standby import Standby
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervise import Observation, judge
 from moebius_worker.front.supervisor import Supervisor
@@ -93,7 +94,7 @@ async def _starts(engines: list[DyingEngine], **settings: object) -> list[tuple[
         pass
 
     options = WorkerSettings(model="m", restart_delay=0.001, max_restart_delay=0.001, **settings)
-    supervisor = Supervisor(options, state, exchange, changed, start)
+    supervisor = Supervisor(options, state, exchange, changed, Standby("no", start))
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(10):
             await supervisor.run()

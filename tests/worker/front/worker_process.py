@@ -207,6 +207,15 @@ async def attached(worker: WorkerProcess) -> AsyncIterator[Gateway]:
             gateway.close()
 
 
+def standing_by(front: int, engine: int) -> int:
+    """The process of this front that waits to become its next engine; 0 if there is none."""
+    for child in psutil.Process(front).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.pid != engine and "--standby" in child.cmdline():
+                return child.pid
+    return 0
+
+
 def gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

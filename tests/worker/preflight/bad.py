@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from moebius_kernels.activations import SILU, Activation
-from moebius_kernels.calls import tensors_of
 from moebius_kernels.formats.dense import dense
 from moebius_kernels.operations import REFERENCE, Operations
 from moebius_kernels.registry import Backend, Device, Query, Registry, references
+from moebius_kernels.tensor_tree import tensors_of
 from moebius_worker.preflight.machine import Host
 from moebius_worker.preflight.subject import ProbeStep
 

@@ -1,5 +1,8 @@
 """Kernels of a model compiled ahead, without a GPU."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +20,16 @@ from moebius_worker.preflight.run import PreflightError, compile_ahead
 from tests.tiny import write_checkpoint
 
 OPTIONS = RunnerOptions(device="cuda", dummy_weights="bf16", max_running=2, max_step_tokens=4)
+
+
+SIZES = """
+import sys, torch
+from moebius_worker.preflight.ahead import leave_dynamo_out
+{before}
+rows = torch.empty(3, 4, device="meta")
+total = torch.where(rows > 0, rows * 2, 1.0).clamp(min=0).sum(dim=-1)
+print(tuple(total.shape), total.dtype, "torch._dynamo.symbolic_convert" in sys.modules)
+"""
 
 
 def norms() -> Registry:
@@ -67,3 +80,12 @@ def test_without_a_place_to_keep_kernels_nothing_is_compiled(tmp_path: Path, mon
     checkpoint = open_checkpoint(str(write_checkpoint(tmp_path / "model")))
     with pytest.raises(PreflightError, match=r"a file.*Set MOEBIUS_CACHE_DIR"):
         build_kernels(checkpoint, OPTIONS, (9, 0), lambda *_: None)
+
+
+@pytest.mark.parametrize(("before", "imported"), [("", True), ("leave_dynamo_out()", False)])
+def test_sizes_are_computed_without_what_compiles_python(before: str, imported: bool) -> None:
+    """Without the first case nobody would notice that PyTorch needs it no more."""
+    command = [sys.executable, "-c", SIZES.format(before=before)]
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=paths, check=True, timeout=100, capture_output=True, text=True)
+    assert done.stdout == f"(3,) torch.float32 {imported}\n"

@@ -46,7 +46,7 @@ def computed(path: Path) -> set:
 
 
 def packed(format):
-    return packed_format(format) or format
+    return packed_format(format)
 
 
 @pytest.mark.parametrize("name", STORED)
