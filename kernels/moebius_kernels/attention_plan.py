@@ -23,6 +23,10 @@ class Span(NamedTuple):
     def end(self) -> int:
         return self.start + self.length
 
+    def oldest(self, window: int | None) -> int:
+        """The first position that its first row sees; None for `window` means all."""
+        return 0 if window is None else max(0, self.start - window + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
@@ -93,7 +97,7 @@ def plan_attention(
             span.pages[position // page_size] * page_size + position % page_size
             for position in range(span.start, span.end)
         )
-        oldest = 0 if window is None else max(0, span.start - window + 1)
+        oldest = span.oldest(window)
         first_page = oldest // page_size
         base = first_page * page_size
         pages = span.pages[first_page : -(-span.end // page_size)]

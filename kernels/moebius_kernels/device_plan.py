@@ -108,12 +108,10 @@ class AttentionPlanner:
         slots[first_rows[:num_decodes]] = [
             span.pages[span.start // size] * size + span.start % size for span in ordered[:num_decodes]
         ]
-        tiles: list[tuple[int, int, int]] = []
-        for request, span in enumerate(ordered[num_decodes:], num_decodes):
-            first = int(first_rows[request])
-            lengths[request] = span.length
+        for span, first in zip(ordered[num_decodes:], first_rows[num_decodes : len(spans)], strict=True):
             slots[first : first + span.length] = self._slots(span)
-            tiles += ((span.start + row, request, row) for row in range(0, span.length, TILE_ROWS))
+        lengths[num_decodes : len(spans)] = [span.length for span in ordered[num_decodes:]]
+        tiles = _tiles(ordered, num_decodes)
         written = self._written
         changes = [
             self._changes(request, span)
@@ -121,9 +119,8 @@ class AttentionPlanner:
             # From one step to the next most requests have the same object.
             if span.pages is not written[request]
         ]
-        tiles.sort(reverse=True)
         used = 3 * requests + (rows + 2 * len(tiles) if tiles else num_rows)
-        numbers[3 * requests + rows :][: 2 * len(tiles)] = [part for _, *tile in tiles for part in tile]
+        numbers[3 * requests + rows :][: 2 * len(tiles)] = [part for tile in tiles for part in tile]
         self._numbers[:used].copy_(host[:used], non_blocking=True)
         self._send(changes)
 
@@ -152,8 +149,7 @@ class AttentionPlanner:
 
     def _changes(self, request: int, span: Span) -> tuple[int, tuple[int, ...]]:
         """Where in the flat tables something new begins, and the pages from there on."""
-        oldest = 0 if self._window is None else max(0, span.start - self._window + 1)
-        first = oldest // self._page_size
+        first = span.oldest(self._window) // self._page_size
         pages, before = tuple(span.pages), self._written[request]
         known = min(len(before), len(pages))
         new = max(first, known) if before[first:known] == pages[first:known] else first
@@ -176,6 +172,16 @@ class AttentionPlanner:
                 at = end
         sent = host.to(self._device, non_blocking=True)
         self._tables.view(-1).index_copy_(0, sent[0].long(), sent[1])
+
+
+def _tiles(spans: Sequence[Span], first_request: int) -> list[tuple[int, int]]:
+    """Request and first row of each tile, those that see many keys first."""
+    tiles = [
+        (span.start + row, request, row)
+        for request, span in enumerate(spans[first_request:], first_request)
+        for row in range(0, span.length, TILE_ROWS)
+    ]
+    return [(request, row) for _, request, row in sorted(tiles, reverse=True)]
 
 
 @dataclass(frozen=True, slots=True)

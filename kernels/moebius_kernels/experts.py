@@ -58,9 +58,7 @@ def weighted_sum(
 ) -> torch.Tensor:
     """The same, with the products that `product` computes."""
     num_tokens, top_k = route.experts.shape
-    pair_slots = route.experts.flatten()
-    if weights.slots is not None:
-        pair_slots = torch.where(pair_slots < 0, -1, weights.slots[pair_slots])
+    pair_slots = slots_of_pairs(route, weights)
     # Pairs (token, k) in the order of their experts, so that each expert's tokens lie side by side; before
     # them those without an expert, which add nothing.
     order = pair_slots.argsort(stable=True)
@@ -76,6 +74,14 @@ def weighted_sum(
     # summation on every device.
     pairs = torch.empty_like(outputs).index_copy_(0, order, outputs).view(num_tokens, top_k, -1)
     return (pairs * route.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+
+def slots_of_pairs(route: Route, weights: ExpertWeights) -> torch.Tensor:
+    """The slot of each (token, k), int64 [T * K]; -1 where there is no expert."""
+    experts = route.experts.flatten()
+    if weights.slots is None:
+        return experts
+    return torch.where(experts < 0, experts, weights.slots[experts])
 
 
 def _expert(

@@ -1,9 +1,11 @@
 """Attention over keys and values that lie in pages."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moebius_kernels.attention_plan import AttentionPlan, Chunk, DecodeGroup, causal_mask
 from moebius_kernels.device_plan import DeviceAttentionPlan
@@ -11,6 +13,7 @@ from moebius_kernels.kv_pages import KvPages
 
 # Scores in fp32 that the rows of a chunk may have together, where they are computed explicitly.
 MAX_SCORES = 1 << 24
+_WITHOUT_PLANS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
 
 def write_kv(
@@ -83,12 +86,21 @@ def _finite(rows: torch.Tensor) -> torch.Tensor:
     return rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def ready_for_any_shape(is_cuda: bool) -> AbstractContextManager[None]:
+    """Meanwhile PyTorch's attention on a GPU is not cuDNN's, which it takes first on Hopper: that builds a
+    plan for each shape that it has not met, for 0.4 s, and here nearly every call has another one.
+
+    Source: github.com/modelscope/FunASR/issues/3704, with PyTorch 2.11.
+    """
+    return sdpa_kernel([*_WITHOUT_PLANS]) if is_cuda else nullcontext()
+
+
 def _decode(q: torch.Tensor, kv_pages: KvPages, group: DecodeGroup, scores: _Scores) -> torch.Tensor:
     keys, values = _gather_group(kv_pages, group, q.dtype)
     # The query heads of a KV head stand where attention has its query positions: none repeats the keys.
-    output = F.scaled_dot_product_attention(
-        q.unflatten(1, (kv_pages.kv_heads, -1)), keys, values, attn_mask=group.mask, scale=scores.scale
-    )
+    q = q.unflatten(1, (kv_pages.kv_heads, -1))
+    with ready_for_any_shape(q.is_cuda):
+        output = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=scores.scale)
     return output.flatten(1, 2)
 
 
@@ -97,15 +109,16 @@ def _prefill(q: torch.Tensor, kv_pages: KvPages, chunk: Chunk, scores: _Scores) 
     # [KV, shared, rows, D]: KV heads as the batch and their query heads as the heads.
     q = q.unflatten(1, (kv_pages.kv_heads, -1)).permute(1, 2, 0, 3)
     shared = q.shape[1]
-    output = F.scaled_dot_product_attention(
-        q,
-        # Expanding copies no key.
-        keys.unsqueeze(1).expand(-1, shared, -1, -1),
-        values.unsqueeze(1).expand(-1, shared, -1, -1),
-        attn_mask=chunk.mask,
-        is_causal=chunk.mask is None,
-        scale=scores.scale,
-    )
+    with ready_for_any_shape(q.is_cuda):
+        output = F.scaled_dot_product_attention(
+            q,
+            # Expanding copies no key.
+            keys.unsqueeze(1).expand(-1, shared, -1, -1),
+            values.unsqueeze(1).expand(-1, shared, -1, -1),
+            attn_mask=chunk.mask,
+            is_causal=chunk.mask is None,
+            scale=scores.scale,
+        )
     return output.permute(2, 0, 1, 3).flatten(1, 2)
 
 

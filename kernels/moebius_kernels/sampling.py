@@ -17,11 +17,8 @@ from functools import lru_cache
 
 import torch
 
-# SplitMix64 (Steele, Lea, Flood 2014): a step and the two multipliers of its finaliser.
-_GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_SHIFTS = (30, 27, 31)
-_MASK = (1 << 64) - 1
+from moebius_kernels.splitmix import GOLDEN, ROUNDS, hashed
+
 # Rows drawn together: bounds the memory that the noise takes.
 _BLOCK = 16
 # Candidates looked at first for top-p; it is rare that they do not hold enough of the mass.
@@ -87,10 +84,7 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
 @lru_cache(maxsize=4096)
 def stream_of(seed: int) -> int:
     """Where the random numbers of a seed begin, as a signed 64-bit number."""
-    state = (seed + _GOLDEN) & _MASK
-    for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
-        state = ((state ^ (state >> shift)) * multiplier) & _MASK
-    return _signed(state)
+    return _signed(hashed(seed + GOLDEN))
 
 
 def scaled_logits(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -109,8 +103,8 @@ def floors(scaled: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 def gumbel(draws: Draws, vocab_size: int) -> torch.Tensor:
     """Standard Gumbel noise, fp64 [N, vocab]."""
-    keys = _mixed(draws.streams + draws.positions * _signed(_GOLDEN))
-    steps = torch.arange(vocab_size, device=keys.device) * _signed(_GOLDEN)
+    keys = _mixed(draws.streams + draws.positions * _signed(GOLDEN))
+    steps = torch.arange(vocab_size, device=keys.device) * _signed(GOLDEN)
     bits = _mixed(keys.unsqueeze(1) + steps)
     # 52 bits and a half: the ends 0 and 1, whose noise is infinite, cannot occur.
     uniform = _shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52)
@@ -140,8 +134,8 @@ def _nucleus(scaled: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def _mixed(states: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser of int64, in place; products wrap around as those of unsigned numbers do."""
-    for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
+    """`hashed` of int64, in place; products wrap around as those of unsigned numbers do."""
+    for shift, multiplier in ROUNDS:
         states.bitwise_xor_(_shift_right(states, shift)).mul_(_signed(multiplier))
     return states
 

@@ -56,6 +56,10 @@ async def stream_chat(
                 for choice in chunk["choices"]:
                     if text := choice["delta"].get("content"):
                         yield text
+    except UnicodeEncodeError as error:
+        raise CliError(
+            "What was asked is not UTF-8: set the terminal, or what it comes from, to that"
+        ) from error
     except httpx.HTTPError as error:
         raise CliError(f"The gateway at {gateway.base_url} did not finish: {error!r}") from error
 

@@ -11,7 +11,7 @@ import psutil
 
 from moebius_cli.errors import CliError
 from moebius_common.backoff import backoff
-from moebius_common.child import dies_with_us
+from moebius_common.child import dies_with_us, end_of
 from moebius_common.exit_reason import exit_reason, last_line
 
 _FIRST_DELAY = 0.5
@@ -75,8 +75,7 @@ class Child:
 
         Raises OSError if the machine does not allow it.
         """
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
+        with end_of(self.log) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *dies_with_us(*self._command),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -1,5 +1,8 @@
 """The `moebius` command: what a person types."""
 
+import io
+import sys
+
 import typer
 
 from moebius_cli.bench.command import bench
@@ -19,6 +22,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def _any_command() -> None:
+    # Where a terminal's encoding lacks a character, the others are shown all the same; what comes from one is
+    # taken as arguments are.
+    for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "surrogateescape")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
 for command in (up, status, chat, inspect, upcycle, preflight):
     app.command()(command)
 # Its flags are the workers' own.

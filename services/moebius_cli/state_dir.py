@@ -18,6 +18,7 @@ import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from moebius_cli.errors import CliError
+from moebius_controller.spec import StackSpec, write_stack
 
 # Start times are kept since boot; as times of day they move with every correction of the clock.
 _CLOCK_SECONDS = 60.0
@@ -67,6 +68,20 @@ class StateDir:
 
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"
+
+    def write_stack(self, stack: StackSpec) -> None:
+        """Raises CliError."""
+        try:
+            write_stack(self.stack_file, stack)
+        except OSError as error:
+            raise CliError(
+                f"Cannot write {self.stack_file} ({error.strerror}): "
+                "choose another directory with --state-dir."
+            ) from error
+        except ValueError as error:
+            raise CliError(
+                "The path of the model or of the state directory is not UTF-8: rename what is not."
+            ) from error
 
     def write_record(self, record: UpRecord) -> None:
         new = self.path / "up.json.new"

@@ -25,7 +25,7 @@ from moebius_cli.plan import UpOptions, check_port, controller_command, gateway_
 from moebius_cli.ports import hold_ports
 from moebius_cli.state_dir import StateDir, UpRecord
 from moebius_cli.view import WorkerView, read_state, view_gateway, view_workers
-from moebius_controller.spec import StackSpec, write_stack
+from moebius_controller.spec import StackSpec
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.host_memory import host_memory
 from moebius_worker.sim.vocabulary import SIM_NAME
@@ -63,7 +63,10 @@ def up(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the API.")] = 8000,
     device: Annotated[
-        str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.")
+        str,
+        typer.Option(
+            envvar="MOEBIUS_WORKER_DEVICE", help="cpu, cuda, cuda:1; auto takes a GPU if there is one."
+        ),
     ] = "auto",
     metrics_port: Annotated[
         int | None,
@@ -104,7 +107,7 @@ def up(
         checkpoint = _prepare(options, console)
         with hold_ports(options.workers) as ports:
             stack = plan_stack(options, checkpoint, ports)
-            write_stack(options.state_dir.stack_file, stack)
+            options.state_dir.write_stack(stack)
             asyncio.run(_Up(options, checkpoint, stack, console).run())
 
 

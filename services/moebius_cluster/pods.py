@@ -29,14 +29,12 @@ class Container:
     exit_code: int | None = None
     # Of the process that runs, or that ran last in this state; None while it waits.
     started_at: float | None = None
-    finished_at: float | None = None
     ready: bool = False
     # Processes before this one, and how the last of them ended; empty and None if there was none.
     restart_count: int = 0
     last_reason: str = ""
     last_message: str = ""
     last_exit_code: int | None = None
-    last_finished_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +125,11 @@ def _container(raw: Mapping[str, Any]) -> Container:
         message=about.get("message") or "",
         exit_code=about.get("exitCode"),
         started_at=_time(about.get("startedAt")),
-        finished_at=_time(about.get("finishedAt")),
         ready=bool(raw.get("ready")),
         restart_count=raw.get("restartCount") or 0,
         last_reason=last.get("reason") or "",
         last_message=last.get("message") or "",
         last_exit_code=last.get("exitCode"),
-        last_finished_at=_time(last.get("finishedAt")),
     )
 
 

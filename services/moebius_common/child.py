@@ -8,6 +8,8 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 
@@ -18,6 +20,16 @@ def dies_with_us(*command: str) -> tuple[str, ...]:
     The process id is that of the command.
     """
     return (sys.executable, "-I", "-S", __file__, str(os.getpid()), *command)
+
+
+def end_of(log: Path) -> BinaryIO:
+    """Where a command's output goes: it is added to the file `log`, whose folder is made. Nowhere if the disk
+    does not let it: what serves is worth more than what it would say. Raises OSError."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
 
 
 def _become(parent: int, command: list[str]) -> None:

@@ -13,6 +13,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 # What looks like an API key is in no line, whoever put it there.
 SECRET = re.compile(r"\b(sk-|bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def configure_logs(log_format: LogFormat, level: LogLevel = "info", **fields: object) -> None:
@@ -31,9 +32,12 @@ def configure_logs(log_format: LogFormat, level: LogLevel = "info", **fields: ob
     # Tracebacks without the values of variables: those hold what users wrote, and take seconds to lay out.
     plain = structlog.dev.plain_traceback
     last: list[Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        [structlog.processors.JSONRenderer()]
         if log_format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+        else [
+            _show_controls,
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain),
+        ]
     )
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
@@ -46,10 +50,23 @@ def configure_logs(log_format: LogFormat, level: LogLevel = "info", **fields: ob
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last, _mask],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                *last,
+                _mask,
+            ],
         )
     )
     logging.basicConfig(level=least, handlers=[handler], force=True)
+
+
+def _show_controls(logger: object, method: str, event: EventDict) -> EventDict:
+    """What clients write shall not steer the terminal of whoever reads it. Tracebacks keep their lines."""
+    return {
+        name: CONTROL.sub(lambda found: repr(found[0])[1:-1], value) if isinstance(value, str) else value
+        for name, value in event.items()
+    }
 
 
 def _mask(logger: Any, method: str, line: Any) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliApp,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -18,6 +19,17 @@ from pydantic_settings import (
 
 # The type of a setting that holds a time.
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def split_at_commas(value: Any) -> Any:
+    """Of a text; what is a list already stays as it is."""
+    return (
+        tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    )
+
+
+# With the type of a setting that holds a list of words: separated by commas in the environment as in a flag.
+SEPARATED_BY_COMMAS = (NoDecode, BeforeValidator(split_at_commas))
 
 
 class ServiceSettings(BaseSettings):
@@ -81,7 +93,10 @@ def read_settings(kind: type[SettingsT], arguments: Sequence[str] | None = None)
         return CliApp.run(kind, cli_args=list(sys.argv[1:] if arguments is None else arguments))
     except ValidationError as error:
         lines = [_explain(fault["loc"], fault["msg"]) for fault in error.errors()]
-    except (SettingsError, ValueError) as error:
+    except SettingsError as error:
+        # The library says which variable cannot be parsed, but not why.
+        lines = [f"{error}: {error.__cause__}" if error.__cause__ else str(error)]
+    except ValueError as error:
         lines = [str(error)]
     # What is wrong comes last, since the last line is what a supervisor quotes.
     program = kind.model_config.get("cli_prog_name")
@@ -91,5 +106,5 @@ def read_settings(kind: type[SettingsT], arguments: Sequence[str] | None = None)
 
 
 def _explain(location: tuple[int | str, ...], message: str) -> str:
-    flag = "--" + ".".join(map(str, location)).replace("_", "-")
-    return f"{flag}: {message.removeprefix('Value error, ')}"
+    said = message.removeprefix("Value error, ")
+    return "--" + ".".join(map(str, location)).replace("_", "-") + f": {said}" if location else said

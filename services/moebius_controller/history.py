@@ -121,7 +121,9 @@ def _count_deaths(past: Past, seen: Observation, policy: Policy, now: float) -> 
     past = replace(past, dead=over)
     if deaths <= 0:
         return past
-    return replace(past, died_at=now, deaths=_row(past, policy, now) + deaths)
+    row = _row(past, policy, now)
+    # One all the same, if it is the first: what ends at once is not to be started without a pause.
+    return replace(past, died_at=now, deaths=max(row, 1) if seen.blameless else row + deaths)
 
 
 def _row(past: Past, policy: Policy, now: float) -> int:

@@ -112,7 +112,6 @@ def health_of(status: worker_pb2.Status) -> Health:
         fault_at=fault.time_ms / 1000,
         engine_restarts=status.restarts,
         level=status.fallback_level,
-        level_name=status.fallback_name,
         levels=status.fallback_levels,
     )
 

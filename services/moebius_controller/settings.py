@@ -3,14 +3,14 @@
 import os
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from moebius_common.address import Address
 from moebius_common.logs import LogFormat
-from moebius_common.settings import Seconds
+from moebius_common.settings import SEPARATED_BY_COMMAS, Seconds
 from moebius_controller.policy import LADDER, PODS, PROCESSES, Policy, Rung
 from moebius_controller.types import Step, Trouble
 from moebius_proto.worker_tls import WorkerTlsSettings
@@ -87,7 +87,7 @@ class ControllerSettings(WorkerTlsSettings):
     cordon: bool = Field(
         False, description="Whether a node that is marked is cordoned as well: nothing is placed there then."
     )
-    node_fault_conditions: tuple[str, ...] = Field(
+    node_fault_conditions: Annotated[tuple[str, ...], *SEPARATED_BY_COMMAS] = Field(
         ("GPUUnhealthy", "GpuUnhealthy", "XidCriticalError"),
         description="Conditions of nodes that, when True, say that a GPU is broken, as node-problem-detector "
         "and the like set them; separated by commas.",

@@ -38,9 +38,8 @@ class Health:
     fault_at: float = 0.0
     # Engines that this process started after its first one.
     engine_restarts: int = 0
-    # The fallback level that the engine runs on, its name, and the last one that there is.
+    # The fallback level that the engine runs on, and the last one that there is.
     level: int = 0
-    level_name: str = ""
     levels: int = 0
 
 
@@ -56,6 +55,8 @@ class Observation:
     health: Health | None = None
     # Seconds since the last answer or, before the first, since the start.
     silence: float = 0.0
+    # It ended because it was asked to, or with whoever had started it: that speaks against nobody.
+    blameless: bool = False
     # Runs of this body before this one.
     restarts: int = 0
     # The fallback level that is written where the worker reads it.

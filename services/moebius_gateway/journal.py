@@ -73,7 +73,6 @@ class Record:
     # Seconds for which full workers may put it off before it is refused.
     max_wait: float = 60.0
     delivered: list[int] = field(default_factory=list)
-    attempts: int = 0
     # Deaths of workers under it, and those of which it is suspected; both since the last new token.
     deaths: int = 0
     strikes: int = 0
@@ -93,7 +92,6 @@ class Record:
 
     def submit(self, handle: int, now: float) -> Submission:
         """Begins an attempt named `handle` that continues after the delivered tokens."""
-        self.attempts += 1
         quarantined = self.strikes >= QUARANTINE_STRIKES
         self.quarantines += quarantined and not self.alone
         self.alone = quarantined

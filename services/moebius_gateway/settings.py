@@ -10,20 +10,15 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from moebius_common.address import Address
 from moebius_common.logs import LogFormat, LogLevel
+from moebius_common.settings import SEPARATED_BY_COMMAS, split_at_commas
 from moebius_gateway.text.parsing.registry import names
 from moebius_proto.worker_tls import WorkerTlsSettings
-
-
-def _split(value: Any) -> Any:
-    return (
-        tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-    )
 
 
 def _split_pairs(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    return {model: family for model, _, family in (pair.rpartition("=") for pair in _split(value))}
+    return {model: family for model, _, family in (pair.rpartition("=") for pair in split_at_commas(value))}
 
 
 def _known(family: str) -> str:
@@ -41,7 +36,7 @@ class GatewaySettings(WorkerTlsSettings):
     model_config = SettingsConfigDict(env_prefix="MOEBIUS_GATEWAY_", cli_prog_name="moebius-gateway")
 
     listen: Address = Field("127.0.0.1:8000", description="host:port for HTTP; port 0 takes a free one")
-    workers: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+    workers: Annotated[tuple[str, ...], *SEPARATED_BY_COMMAS] = Field(
         (), description="addresses of the workers, host:port, separated by commas"
     )
     discover_selector: str | None = Field(

@@ -32,7 +32,7 @@ FRONT_SETTINGS = frozenset(
     {
         *("config", "listen", "metrics_listen", "tls_cert", "tls_key", "tls_client_ca", "log_format"),
         *("served_model_name", "drain_timeout", "stall_timeout", "load_stall_timeout"),
-        *("restart_delay", "max_restart_delay", "healthy_after", "level_file", "fallback_levels"),
+        *("restart_delay", "max_restart_delay", "healthy_after", "standby", "level_file", "fallback_levels"),
     }
 )
 _LIMITS = frozenset(

@@ -8,11 +8,12 @@ from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.engine.faults import FaultInjector
 from moebius_worker.engine.grammar.compiler import GrammarCompiler
 from moebius_worker.engine.grammar.grammars import Grammars
+from moebius_worker.engine.limits import SchedulerConfig
 from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.run_ahead import RunAhead
 from moebius_worker.engine.runner import ModelRunner
 from moebius_worker.engine.sampler import choose, sample
-from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.framing import encode
 
 

@@ -1,6 +1,6 @@
 """How long Triton's attention takes on this GPU, and what share of its floor that is.
 
-    python tests/bench/gpu_attention.py [--tune] [--seconds 100]
+    python -m tests.bench.gpu_attention [--tune] [--seconds 100]
 
 Each line is one layer: decode as a CUDA graph of several layers whose keys are not in the cache, prefill as a
 launch. Floors: each key and value read once at 4.3 TB/s, or 788 TFLOP/s of products.

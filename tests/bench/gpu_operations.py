@@ -1,6 +1,6 @@
 """How long the other operations of a layer take in Triton on this GPU.
 
-python tests/bench/gpu_operations.py
+python -m tests.bench.gpu_operations
 """
 
 from collections.abc import Callable
@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpu_attention import DEVICE, LONGEST_PROMPT, MOST_LAYERS, SHAPES, allocate, captured, median_us, planned
 
 from moebius_kernels.activations import SILU
 from moebius_kernels.attention_plan import Span
@@ -24,6 +23,16 @@ from moebius_kernels.triton.rotary import apply_rotary, rotate_and_write_kv
 from moebius_kernels.triton.router import topk_softmax
 from moebius_kernels.triton.sampling import Draws, draw_tokens
 from moebius_kernels.triton.write_kv import write_kv
+from tests.bench.gpu_attention import (
+    DEVICE,
+    LONGEST_PROMPT,
+    MOST_LAYERS,
+    SHAPES,
+    allocate,
+    captured,
+    median_us,
+    planned,
+)
 
 
 def rows_of(*sizes: int) -> torch.Tensor:

@@ -167,7 +167,7 @@ def compile_ours(cases: Sequence[str], tokens: Sequence[int]) -> None:
     """Side by side, into Triton's cache: one process after the other would take most of the time."""
     products = []
     for product in map(_product_of, cases):
-        form = packed_format(product.down) or product.down
+        form = packed_format(product.down)
         products.append(replace(product, gate_up=form, down=form))
     points = points_of(products, tokens)
     compile_ahead([(one, chosen(one.product, one.tokens)) for one in points], lambda event: None)  # type: ignore[arg-type]

@@ -8,7 +8,8 @@ import statistics
 import time
 
 from moebius_worker.engine.cache.layout import CacheLayout
-from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.limits import SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.engine.types import Request, SamplingParams
 
 PROMPT = 1000

@@ -96,18 +96,36 @@ def test_one_that_was_never_started_is_not_well(tmp_path: Path) -> None:
         child(tmp_path / "log", SLEEPS).check()
 
 
-async def test_a_start_that_the_machine_refuses_is_tried_again(tmp_path: Path) -> None:
+async def test_a_start_that_the_machine_refuses_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pids: list[int] = []
     said: list[str] = []
+    sleeper = child(tmp_path / "log", SLEEPS, pids)
+    await sleeper.start()
+    keeping = asyncio.create_task(sleeper.keep(said.append))
+
+    async def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError("too many processes")
+
+    with monkeypatch.context() as machine:
+        machine.setattr(asyncio, "create_subprocess_exec", refused)
+        os.kill(sleeper.pid, signal.SIGKILL)
+        await until(lambda: any("cannot be started" in line for line in said), 10, "the failure is said")
+    await until(lambda: len(pids) == 2, 10, "a second process")
+    await sleeper.stop(10)
+    await asyncio.wait_for(keeping, 5)
+
+
+async def test_one_that_cannot_write_its_log_is_started_all_the_same(tmp_path: Path) -> None:
+    pids: list[int] = []
     logs = tmp_path / "logs"
     sleeper = child(logs / "log", SLEEPS, pids)
     await sleeper.start()
-    keeping = asyncio.create_task(sleeper.keep(said.append))
+    keeping = asyncio.create_task(sleeper.keep(lambda _: None))
     shutil.rmtree(logs)
     logs.touch()
     os.kill(sleeper.pid, signal.SIGKILL)
-    await until(lambda: any("cannot be started" in line for line in said), 10, "the failure is said")
-    logs.unlink()
     await until(lambda: len(pids) == 2, 10, "a second process")
     await sleeper.stop(10)
     await asyncio.wait_for(keeping, 5)

@@ -16,6 +16,7 @@ from moebius_cli.main import app
 from moebius_cli.status import show
 from moebius_cli.view import GatewayView, StackView, WorkerView
 from tests.cli.refusal import refused
+from tests.cli.running_up import moebius
 from tests.ports import free_port
 
 COMMANDS = ("up", "status", "chat", "inspect", "preflight", "upcycle", "sim")
@@ -120,6 +121,21 @@ def test_a_conversation_survives_an_answer_that_fails() -> None:
     result = CliRunner().invoke(app, ["chat", "--url", url], input="Hello?\nAnd now?\n\n")
     assert result.exit_code == 0
     assert result.output.count(f"Error: No gateway answers at {url}") == 2
+
+
+def test_what_is_asked_must_be_utf8(guarded: str) -> None:
+    assert "is not UTF-8" in refused("chat", "K\udcf6ln?", "--url", guarded, "--api-key", "secret")
+    typed = CliRunner().invoke(
+        app, ["chat", "--url", guarded, "--api-key", "secret"], input=b"K\xf6ln?\nK?\n\n"
+    )
+    assert typed.exit_code == 0, typed.output
+    assert "/v1/chat/completions K?" in typed.output
+
+
+def test_an_answer_is_shown_as_far_as_the_terminal_can(guarded: str) -> None:
+    done = moebius(*("chat", "Köln 🙂?", "--url", guarded, "--api-key", "secret"), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "K\\xf6ln \\U0001f642?" in done.stdout
 
 
 def test_help_lists_every_command() -> None:

@@ -1,14 +1,18 @@
 """What `moebius up` sees before it starts anything: one line that says what is wrong and what to do."""
 
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from moebius_cli.errors import CliError
+from moebius_cli.plan import UpOptions
 from tests.cli.refusal import assert_one_line_says, refused
 from tests.cli.running_up import moebius
 from tests.ports import free_port
+from tests.stack import MOEBIUS
 
 # `up` with a state directory of its own and a free port.
 Up = Callable[..., str]
@@ -67,10 +71,39 @@ def test_a_state_directory_that_cannot_be_made(tmp_path: Path) -> None:
     assert "--state-dir" in refused("up", "--state-dir", tmp_path / "file" / "below")
 
 
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    up = f"{MOEBIUS} up --engine sim --state-dir {tmp_path / 'state'} --port {free_port()}"
+    # No file may get a byte.
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -S -f 0; exec {up}"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert_one_line_says(done, "Cannot write", str(tmp_path / "state" / "stack.json"), "--state-dir")
+
+
 def test_a_model_that_does_not_fit(up_refused: Up, tiny_model: Path) -> None:
     line = up_refused("--device", "cpu", "--model", tiny_model, "--workers", 100000)
     for words in ("Not enough memory", "100000 worker(s)", "GiB are available", "Use --workers"):
         assert words in line
+
+
+def test_a_path_that_is_not_utf8(up_refused: Up, tiny_model: Path, tmp_path: Path) -> None:
+    link = tmp_path / "models-\udcff"
+    link.symlink_to(tiny_model)
+    assert "is not UTF-8" in up_refused("--model", link)
+
+
+def test_the_device_may_be_named_by_the_workers_own_variable(
+    up_refused: Up, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flag, which `up` always gave them, hid it."""
+
+    def planned(options: UpOptions, *_: object) -> None:
+        raise CliError(f"on {options.device}")
+
+    monkeypatch.setattr("moebius_cli.up.plan_stack", planned)
+    monkeypatch.setenv("MOEBIUS_WORKER_DEVICE", "cuda:1")
+    assert "on cuda:1" in up_refused("--model", tiny_model)
+    assert "on cpu" in up_refused("--model", tiny_model, "--device", "cpu")
 
 
 def test_a_refusal_leaves_the_place_free(up_refused: Up, tmp_path: Path) -> None:

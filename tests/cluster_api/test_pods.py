@@ -82,7 +82,6 @@ def test_a_whole_pod() -> None:
                 restart_count=3,
                 last_reason="OOMKilled",
                 last_exit_code=137,
-                last_finished_at=1795946520.5,
             ),
         ),
         ports={"grpc": 7601, "metrics": 9401},
@@ -103,8 +102,8 @@ def test_the_state_of_a_container() -> None:
 
     running = of({"running": {"startedAt": "2026-11-29T10:00:00Z"}})
     assert (running.state, running.started_at) == (ContainerState.RUNNING, 1795946400.0)
-    ended = of({"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": None}})
-    assert (ended.state, ended.exit_code, ended.finished_at) == (ContainerState.TERMINATED, 0, None)
+    ended = of({"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": None}})
+    assert (ended.state, ended.exit_code, ended.started_at) == (ContainerState.TERMINATED, 0, None)
     for nothing in ({}, None):
         assert of(nothing).state is ContainerState.WAITING
 

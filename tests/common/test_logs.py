@@ -52,3 +52,26 @@ def test_console() -> None:
     assert "too little" not in text
     assert "xxx" not in text
     assert "yyy" not in text
+
+
+STEERING = r"""
+import logging, structlog
+from moebius_common.logs import configure_logs
+configure_logs("console")
+log = structlog.get_logger("mine")
+log.info("asked \x1b[2J", path="/v1/\x1b]0;title\x07", spaced="a \x9b2J", host="\x00\r\x7f")
+logging.getLogger("library").warning("%s", "\x1b[31mred")
+try:
+    raise RuntimeError("two\nlines \x1b[5m")
+except RuntimeError:
+    log.exception("failed")
+"""
+
+
+def test_what_clients_write_does_not_steer_a_terminal() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STEERING], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert not [char for char in done.stderr if char != "\n" and not char.isprintable()]
+    assert r"/v1/\x1b]0;title\x07" in done.stderr
+    assert "two\nlines" in done.stderr

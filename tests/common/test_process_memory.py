@@ -28,11 +28,17 @@ with tempfile.NamedTemporaryFile() as file:
 """
 COLLECTOR = """
 import gc
-from moebius_common.garbage import spare_what_is_there
+from moebius_common.garbage import collect_nothing_yet, spare_what_is_there
+class Ring: pass
+collect_nothing_yet()
+begun = sum(one["collections"] for one in gc.get_stats())
+rings = []
+for _ in range(100_000): rings.append([rings])
+assert sum(one["collections"] for one in gc.get_stats()) == begun, "a start is not held up"
 before = len(gc.get_objects())
 spare_what_is_there()
 assert gc.get_freeze_count() > before // 2, "what is there is not walked any more"
-class Ring: pass
+assert gc.isenabled()
 ring = Ring(); ring.ring = ring
 del ring
 assert gc.collect() > 0, "what comes later still is"

@@ -57,13 +57,65 @@ def test_mistakes_are_one_line_each_by_their_flags(capsys: pytest.CaptureFixture
 
 def test_a_wrong_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "some.toml"
-    assert f"cannot read the settings file {file}" in refused(capsys, "--config", str(file))[0]
+    (line,) = refused(capsys, "--config", str(file))
+    assert f"cannot read the settings file {file}" in line
+    assert line.count("No such file") == 1
     file.write_text("max_size =")
     assert f"cannot read the settings file {file}" in refused(capsys, "--config", str(file))[0]
     file.write_text("max_sise = 3\n")
     assert refused(capsys, "--config", str(file)) == [
         "moebius-some: --max-sise: Extra inputs are not permitted"
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "values"),
+    [
+        (GatewaySettings, "workers", ("a:1", "b:2")),
+        (WorkerSettings, "exclude_backends", ("experts:triton", "linear:triton")),
+        (ControllerSettings, "node_fault_conditions", ("Bad", "Worse")),
+    ],
+)
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_lists_are_separated_by_commas_wherever_they_come_from(
+    kind: type[ServiceSettings],
+    field: str,
+    values: tuple[str, ...],
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefix = kind.model_config.get("env_prefix", "")
+    flags = {WorkerSettings: ["--model", "m"], ControllerSettings: ["--stack", "s"]}.get(kind, [])
+    written = ",".join(values)
+    match source:
+        case "flag":
+            flags += [f"--{field.replace('_', '-')}", written]
+        case "environment":
+            monkeypatch.setenv(f"{prefix}{field.upper()}", written)
+        case _:
+            (tmp_path / "some.toml").write_text(f"{field} = {list(values)}")
+            flags += ["--config", str(tmp_path / "some.toml")]
+    assert getattr(read_settings(kind, flags), field) == values
+
+
+def test_what_is_no_flags_fault_alone_is_told_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(WorkerSettings, ["--model", "m", "--tls-cert", "c"])
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "moebius-worker: --tls-cert and --tls-key go together"
+    ]
+
+
+def test_a_variable_that_is_no_json_is_told_with_its_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEBIUS_WORKER_SIM", "{ttft: 1}")
+    with pytest.raises(SystemExit):
+        read_settings(WorkerSettings, ["--model", "m"])
+    (line,) = capsys.readouterr().err.splitlines()[1:]
+    assert '"sim"' in line
+    assert "Expecting property name" in line
 
 
 @pytest.mark.parametrize("kind", [GatewaySettings, WorkerSettings, ControllerSettings])

@@ -11,6 +11,7 @@ import pytest
 
 from moebius_controller.decide import decide
 from moebius_controller.events import What
+from moebius_controller.history import remember
 from moebius_controller.local.driver import LocalDriver
 from moebius_controller.policy import Policy
 from moebius_controller.types import Past, Start
@@ -93,23 +94,57 @@ async def test_a_crash_loop_is_given_up_with_its_last_words(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("argv", "log", "reason"),
+    ("argv", "reason"),
     [
-        (("/no/such/program",), "log", "cannot run /no/such/program: No such file or directory"),
-        (("true",), "file/log", "it could not be started"),
-        (("sh", "-c", "exit 5"), "log", "it exited with status 5"),
-        (("sh", "-c", "kill -SEGV $$"), "log", "it was killed by SIGSEGV"),
-        ((sys.executable, "-c", "raise RuntimeError('bad weights')"), "log", "RuntimeError: bad weights"),
+        (("/no/such/program",), "cannot run /no/such/program: No such file or directory"),
+        (("true", "x" * 1_000_000), "it could not be started: [Errno 7] Argument list too long"),
+        (("sh", "-c", "exit 5"), "it exited with status 5"),
+        (("sh", "-c", "kill -SEGV $$"), "it was killed by SIGSEGV"),
+        ((sys.executable, "-c", "raise RuntimeError('bad weights')"), "RuntimeError: bad weights"),
     ],
 )
-async def test_why_a_start_failed_is_told(
-    tmp_path: Path, argv: tuple[str, ...], log: str, reason: str
-) -> None:
-    (tmp_path / "file").touch()
-    spec = replace(shell(tmp_path, ""), argv=argv, log=tmp_path / log)
+async def test_why_a_start_failed_is_told(tmp_path: Path, argv: tuple[str, ...], reason: str) -> None:
+    spec = replace(shell(tmp_path, ""), argv=argv)
     async with controlled(tmp_path, spec) as stack:
         (died, *_) = await stack.happened(What.DIED)
         assert reason in died.reason
+
+
+async def test_a_disk_that_takes_nothing_more_keeps_no_worker_down(tmp_path: Path) -> None:
+    spec = standin(tmp_path)
+    async with controlled(tmp_path, spec, restart_delay=0.05) as stack:
+        first = await stack.ready()
+        # Where files would be written are folders.
+        spec.log.with_suffix(".level.new").mkdir()
+        spec.log.unlink()
+        spec.log.mkdir()
+        os.kill(first, signal.SIGKILL)
+        await stack.ready(2)
+        assert not stack.told(What.LEVEL_SET)
+
+
+async def test_ends_that_were_asked_for_are_held_against_nobody(tmp_path: Path) -> None:
+    async with controlled(
+        tmp_path, shell(tmp_path, "exit 0"), ladder=giving_up(3), restart_delay=0.02
+    ) as stack:
+        starts = await stack.happened(What.STARTED, 6)
+        assert not stack.told(What.GAVE_UP)
+    # Still, what ends at once is not started without a pause.
+    assert starts[-1].time - starts[0].time >= 5 * 0.75 * 0.02
+
+
+def test_controllers_that_died_are_held_against_no_worker(tmp_path: Path) -> None:
+    spec = shell(tmp_path, "exec sleep 1000")
+    (seen,) = LocalDriver([spec], {}).view().observations
+    history = {spec.name: Past(seen=1, started=1, ready=1, levels=3, revision=seen.revision)}
+    for look in range(1, 9):
+        observations = LocalDriver([spec], history).view().observations
+        # The first look sees the death, the second is after the pause.
+        for now in (10.0 * look, 10.0 * look + 5):
+            actions = decide(observations, history, Policy(), now)
+            history = remember(history, observations, actions, Policy(), now)
+    assert history[spec.name].started > 4
+    assert history[spec.name].level == 0
 
 
 async def test_environment_and_output_are_the_workers_own(tmp_path: Path) -> None:

@@ -238,6 +238,16 @@ async def test_more_than_the_most_cannot_be_the_least(gateway: Gateway) -> None:
         assert equal.status_code == 200
 
 
+async def test_what_must_go_on_may_not_stop_at_every_token(gateway: Gateway) -> None:
+    """Nothing could be drawn, which would look like a defect of the model, and of the worker."""
+    async with gateway.client() as client:
+        every = {"stop_token_ids": list(range(VOCAB_SIZE))}
+        response = await client.post("/v1/completions", json=PLAIN | every | {"min_tokens": 1})
+        assert (response.status_code, error_of(response)["param"]) == (400, "stop_token_ids")
+        for fits in (every, {"stop_token_ids": every["stop_token_ids"][:-1], "min_tokens": 1}):
+            assert (await client.post("/v1/completions", json=PLAIN | fits)).status_code == 200
+
+
 async def test_choices_are_bounded_over_all_prompts(gateway: Gateway) -> None:
     async with gateway.client() as client:
         response = await client.post("/v1/completions", json=PLAIN | {"prompt": ["a"] * 65, "n": 2})

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen4ExpForCausalLM, Qwen4ExpTextConfig
 
-from moebius_kernels.formats.ggml import GGML_TYPES
+from moebius_worker.engine.weights.schemes.ggml import BLOCK_TYPES
 from tests.tiny import write_checkpoint
 from tests.worker.checkpoint.gguf_models import FAMILIES, converted
 from tests.worker.checkpoint.gguf_types import write_typed
@@ -64,5 +64,5 @@ TINY_MODELS: Mapping[str, Callable[[Path], Path]] = {
     "qwen4_exp": _qwen4,
     "int8": partial(_int8, group=None),
     "int8 in groups": partial(_int8, group=32),
-    **{type_.name: partial(write_typed, type_) for type_ in sorted(GGML_TYPES)},
+    **{type_.name: partial(write_typed, type_) for type_ in sorted(BLOCK_TYPES)},
 }

@@ -244,9 +244,21 @@ def test_compilations_are_counted_and_what_is_read_from_the_cache_is_none(tmp_pa
     assert done.stdout.splitlines() == ["copy_one"]
 
 
-def test_the_sources_of_all_kernels_have_one_digest() -> None:
-    assert package_digest() == package_digest()
-    assert len(package_digest()) == 32
+def test_a_packages_digest_is_that_of_what_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    files = ("kernel.py", "inner/kernel.cu", "inner/table.json")
+    for name in files:
+        (tmp_path / name).write_text("one")
+    before = package_digest(tmp_path)
+    (tmp_path / "compiled.pyc").write_text("not a source")
+    assert package_digest(tmp_path) == before
+    for name in files:
+        (tmp_path / name).write_text("another")
+        assert package_digest(tmp_path) != before, name
+        (tmp_path / name).write_text("one")
+    assert package_digest(tmp_path) == before
+    (tmp_path / "kernel.py").rename(tmp_path / "inner" / "kernel.py")
+    assert package_digest(tmp_path) != before
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")

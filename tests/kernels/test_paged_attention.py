@@ -5,7 +5,7 @@ import torch
 
 from moebius_kernels import attention_plan, paged_attention
 from moebius_kernels.attention_plan import Span
-from moebius_kernels.paged_attention import write_kv
+from moebius_kernels.paged_attention import ready_for_any_shape, write_kv
 from tests.kernels.paged_world import DEVICE, MIXED, World
 
 SINKS = torch.tensor([-3.0, 0.5, 2.0, 0.0, 8.0, -0.7], device=DEVICE)
@@ -150,3 +150,13 @@ def test_rows_that_were_not_kept_as_they_are_are_told(fault):
     faults = write_kv(k, v, world.pages, world.plan([Span(0, 6, pages)]))
     assert faults.isnan().tolist() == [False, True, False, False, True, False]
     assert faults[[0, 2, 3, 5]].tolist() == [0, 0, 0, 0]
+
+
+def test_on_a_gpu_nothing_is_built_for_each_shape():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with ready_for_any_shape(is_cuda=True):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.flash_sdp_enabled()
+        # Which takes whatever the others do not.
+        assert torch.backends.cuda.math_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before

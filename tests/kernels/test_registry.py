@@ -10,7 +10,7 @@ import torch
 
 from moebius_kernels.activations import SILU
 from moebius_kernels.attention_plan import Span, plan_attention
-from moebius_kernels.calls import CALLS, copy_tensors, key_of, named_arguments, shapes_of
+from moebius_kernels.calls import CALLS, key_of, named_arguments, shapes_of
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.formats.dense import dense
 from moebius_kernels.formats.format import StoredMatrix
@@ -20,6 +20,7 @@ from moebius_kernels.operations import OPERATION_NAMES, REFERENCE
 from moebius_kernels.registry import Backend, Device, Query, TokenRange, gather, references, refusal
 from moebius_kernels.router import Route
 from moebius_kernels.state_plan import StatePlan
+from moebius_kernels.tensor_tree import copy_tensors
 
 CPU = torch.device("cpu")
 H200 = Device("cuda", "NVIDIA H200", (9, 0))
@@ -233,8 +234,3 @@ def test_what_is_excluded_is_gone_but_a_reference_stays(provider) -> None:
     name = provider(good=TABLE.format(operation="linear", name="fast"))
     registry = gather((name,)).without(["linear:fast", "linear:reference", "embedding:fast"])
     assert [str(one) for one in registry.of("linear")] == ["linear:reference"]
-
-
-def test_gathering_twice_gives_the_same(provider) -> None:
-    name = provider(good=TABLE.format(operation="linear", name="fast"))
-    assert gather((name,)) == gather((name,))

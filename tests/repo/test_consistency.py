@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PARTS = ("charts", "deploy", "kernels", "proto", "services", "tests")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
@@ -30,8 +31,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_paths_that_are_named_exist(page: Path) -> None:
-    named = re.findall(r"`((?:docs|kernels|proto|services|tests)/[\w./-]+)`", page.read_text())
+    text = page.read_text()
+    folders = "|".join(folder.name for folder in ROOT.iterdir() if folder.is_dir())
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)`", text)
     assert not [path for path in named if not (ROOT / path).exists()]
+    # Sources also by the end of their path.
+    sources = {f"/{path.relative_to(ROOT)}" for part in PARTS for path in (ROOT / part).rglob("*.py")}
+    ends = re.findall(r"`([\w/]+\.py)`", text)
+    assert not [end for end in ends if not any(path.endswith(f"/{end}") for path in sources)]
 
 
 def test_the_readme_asks_the_model_that_is_served() -> None:

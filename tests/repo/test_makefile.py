@@ -26,13 +26,15 @@ def test_help_is_the_default_and_lists_every_target() -> None:
     assert set(listed) == set(targets[1].split())
 
 
-def test_readme_and_contributing_name_targets_that_exist() -> None:
+def test_pages_name_targets_that_exist() -> None:
     listed = set(re.findall(r"^  make (\S+)", make().stdout, re.MULTILINE))
-    for page in ("README.md", "CONTRIBUTING.md", ".ci/run"):
+    seen: set[str] = set()
+    for page in (ROOT / ".ci" / "run", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
         # In code alone: as a line of a block, or between backticks.
-        named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / page).read_text(), re.MULTILINE))
-        assert named, page
+        named = set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE))
         assert named <= listed, page
+        seen |= named
+    assert {"up", "test", "proto"} <= seen
 
 
 def test_a_python_that_is_not_there(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ memory twice, and it takes 248 files to build.
 import torch
 
 from moebius_kernels.activations import SILU, Activation
-from moebius_kernels.experts import ExpertWeights
+from moebius_kernels.experts import ExpertWeights, slots_of_pairs
 from moebius_kernels.flashinfer.admission import experts_refusal
 from moebius_kernels.flashinfer.package import not_compiled, required
 from moebius_kernels.registry import Backend, Query
@@ -27,13 +27,8 @@ def routed_experts(
     from flashinfer import SegmentGEMMWrapper
 
     num_slots = weights.num_slots
-    experts = route.experts.contiguous()
-    slots = experts.flatten()
-    if weights.slots is not None:
-        # Pairs without an expert have -1.
-        slots = torch.where(slots < 0, slots, weights.slots[slots])
     # Pairs in the order of their slots, and where each slot's begin.
-    ordered, order = slots.sort(stable=True)
+    ordered, order = slots_of_pairs(route, weights).sort(stable=True)
     starts = torch.searchsorted(ordered, torch.arange(num_slots + 1, device=x.device))
     memory = torch.empty(_PRODUCT_BYTES, dtype=torch.int8, device=x.device)
     product = SegmentGEMMWrapper(memory, backend="sm90")
@@ -43,11 +38,11 @@ def routed_experts(
         product.run(rows, matrices, num_slots, weight_column_major=True, out=result, seg_indptr=starts)
         return result
 
-    inputs = x.index_select(0, order // experts.shape[1])
+    inputs = x.index_select(0, order // route.experts.shape[1])
     middle = gated(products(inputs, weights.gate_up[0].parts["data"]), activation)
     outputs = products(middle, weights.down.parts["data"])
     pairs = torch.empty_like(outputs).index_copy_(0, order, outputs)
-    return sum_experts(pairs.unsqueeze(0), experts, route.weights, weights)
+    return sum_experts(pairs.unsqueeze(0), route.experts.contiguous(), route.weights, weights)
 
 
 def _admits(query: Query) -> str | None:

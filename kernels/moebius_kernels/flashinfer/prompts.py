@@ -37,8 +37,7 @@ def prompt_batch(spans: Sequence[Span], page_size: int, window: int | None) -> P
     tables: list[Sequence[int]] = []
     lens: list[int] = []
     for span in spans[first:last]:
-        oldest = 0 if window is None else max(0, span.start - window + 1)
-        tables.append(span.pages[oldest // page_size : -(-span.end // page_size)])
+        tables.append(span.pages[span.oldest(window) // page_size : -(-span.end // page_size)])
         lens.append((span.end - 1) % page_size + 1)
     return PromptBatch(
         starts[first],

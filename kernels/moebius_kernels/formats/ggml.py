@@ -6,15 +6,13 @@ from dataclasses import dataclass
 import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
-from gguf.quants import dequantize
 
 from moebius_kernels.formats.format import Component
 from moebius_kernels.formats.ggml_blocks import DECODERS
 from moebius_kernels.formats.ggml_codebooks import CODEBOOKS
 
-# Decoded by the package `gguf`, on the CPU: models have this type in the form `Nvfp4`.
-_BY_PACKAGE = frozenset({Type.NVFP4})
-GGML_TYPES = frozenset(DECODERS) | frozenset(CODEBOOKS) | _BY_PACKAGE
+# All that weights may have but MXFP4 and NVFP4, which are told as `Mxfp4` and `Nvfp4`.
+GGML_TYPES = frozenset(DECODERS) | frozenset(CODEBOOKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +35,7 @@ class Ggml:
         return GGML_QUANT_SIZES[self.type][0]
 
     def dequantize(self, parts: Mapping[str, torch.Tensor], columns: int) -> torch.Tensor:
-        data = parts["data"]
-        _, block_bytes = GGML_QUANT_SIZES[self.type]
+        blocks = parts["data"].unflatten(-1, (-1, GGML_QUANT_SIZES[self.type][1]))
         if (look_up := CODEBOOKS.get(self.type)) is not None:
-            return look_up(data.unflatten(-1, (-1, block_bytes))).values.flatten(-2)
-        if (decode := DECODERS.get(self.type)) is not None:
-            return decode(data.unflatten(-1, (-1, block_bytes))).flatten(-2)
-        values = dequantize(data.contiguous().cpu().numpy(), self.type)
-        return torch.from_numpy(values).to(data.device)
+            return look_up(blocks).values.flatten(-2)
+        return DECODERS[self.type](blocks).flatten(-2)

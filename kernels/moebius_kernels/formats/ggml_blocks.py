@@ -12,8 +12,6 @@ from types import MappingProxyType
 import torch
 from gguf import GGMLQuantizationType as Type
 
-# E2M1 doubled, as the halved powers of two beside it want it.
-_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BITS = tuple(range(8))
 CRUMBS = (0, 2, 4, 6)
@@ -108,13 +106,6 @@ def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
     return _scaled(scales, _table(IQ4_NL, fields(blocks[..., 8:], 16, NIBBLES)))
 
 
-def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
-    exponent = blocks[..., :1].int()
-    # 2^(exponent - 128); the two smallest are denormal.
-    bits = torch.where(exponent < 2, 1 << 21 + exponent.clamp(max=1), exponent - 1 << 23)
-    return bits.view(torch.float32) * _table(_MXFP4, fields(blocks[..., 1:], 16, NIBBLES))
-
-
 def _trits(packed: torch.Tensor, count: int) -> torch.Tensor:
     """`count` digits of base 3 of each byte: first the first digits of all bytes, then the second ones."""
     powers = torch.tensor([3**n for n in range(count)], dtype=torch.uint8, device=packed.device)[:, None]
@@ -149,7 +140,6 @@ DECODERS: Mapping[Type, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyTy
         Type.Q6_K: _q6_k,
         Type.IQ4_NL: _iq4_nl,
         Type.IQ4_XS: _iq4_xs,
-        Type.MXFP4: _mxfp4,
         Type.TQ1_0: _tq1_0,
         Type.TQ2_0: _tq2_0,
         Type.Q1_0: _q1_0,

@@ -38,12 +38,12 @@ Parts = dict[str, torch.Tensor]
 _ROWS = 1 << 14
 
 
-def packed_format(format: Format) -> Format | None:
-    """The form that `pack` gives; None if kernels have none for this one."""
+def packed_format(format: Format) -> Format:
+    """The form that `pack` gives."""
     if isinstance(format, Nvfp4 | Mxfp4):
         return E2m1Words(format)
     if isinstance(format, Ggml):
-        return _PACKERS[format.type][0] if format.type in _PACKERS else None
+        return _PACKERS[format.type][0]
     return format
 
 
@@ -51,20 +51,22 @@ def pack(matrix: StoredMatrix) -> StoredMatrix:
     """The numbers in the form that kernels read. Rounded are only factors, as `Planes` and `E2m1Words` say,
     and those of IQ2, to bf16.
 
-    The matrix itself if it is in one already, or if there is none.
+    The matrix itself if it is in one already.
     """
     target = packed_format(matrix.format)
-    if target is None or target == matrix.format:
+    if target == matrix.format:
         return matrix
     if isinstance(matrix.format, Ggml):
         _, split = _PACKERS[matrix.format.type]
         _, block_bytes = GGML_QUANT_SIZES[matrix.format.type]
         given = {"data": matrix.parts["data"].unflatten(-1, (-1, block_bytes))}
     else:
-        split = _nvfp4 if isinstance(matrix.format, Nvfp4) else _plain_mxfp4
+        split = _nvfp4 if isinstance(matrix.format, Nvfp4) else _mxfp4
         given = dict(matrix.parts)
     leading = len(matrix.shape) - 1
     packed = StoredMatrix.empty(target, matrix.shape, matrix.parts["data"].device)
+    if matrix.parts["data"].is_meta:
+        return packed
     given = {name: part.flatten(0, leading - 1) for name, part in given.items()}
     rows = {name: part.flatten(0, leading - 1) for name, part in packed.parts.items()}
     for start in range(0, len(given["data"]), _ROWS):
@@ -83,7 +85,7 @@ def _nvfp4(data: torch.Tensor, scale: torch.Tensor, row_scale: torch.Tensor) -> 
     }
 
 
-def _plain_mxfp4(data: torch.Tensor, scale: torch.Tensor) -> Parts:
+def _mxfp4(data: torch.Tensor, scale: torch.Tensor) -> Parts:
     return {"data": to_words(data), "scale": whole_rows(scale.clamp(max=INFINITE), SCALED // 32)}
 
 
@@ -93,11 +95,6 @@ def _q4_0(data: torch.Tensor) -> Parts:
 
 def _q8_0(data: torch.Tensor) -> Parts:
     return {"data": data[..., 2:] ^ 128, "scale": data[..., :2].contiguous()}
-
-
-def _mxfp4(data: torch.Tensor) -> Parts:
-    codes = pack_nibbles(fields(data[..., 1:], 16, NIBBLES))
-    return _plain_mxfp4(codes.flatten(1), data[..., 0])
 
 
 def _legacy(data: torch.Tensor, *, bits: int, minimum: bool) -> Parts:
@@ -204,7 +201,6 @@ _PACKERS: Mapping[Type, _Packer] = MappingProxyType(
     {
         Type.Q4_0: (IntGroup(4, 32, False, torch.float16), _q4_0),
         Type.Q8_0: (IntGroup(8, 32, False, torch.float16), _q8_0),
-        Type.MXFP4: (E2m1Words(Mxfp4()), _mxfp4),
         Type.Q4_1: (Planes("q4_1", 4, 0, 32, "centred"), partial(_legacy, bits=4, minimum=True)),
         Type.Q5_0: (Planes("q5_0", 4, 1, 32, "number"), partial(_legacy, bits=5, minimum=False)),
         Type.Q5_1: (Planes("q5_1", 4, 1, 32, "centred"), partial(_legacy, bits=5, minimum=True)),

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import asdict
 from pathlib import Path
 
-from moebius_common.child import dies_with_us
+from moebius_common.child import dies_with_us, end_of
 from moebius_common.exit_reason import exit_reason, last_line
 from moebius_controller.probe import Probe, Pulse, Rhythm
 from moebius_controller.spec import WorkerSpec
@@ -29,6 +29,7 @@ class LocalWorker:
         self._changed = changed
         self._run = past.started
         self._death: str | None = "the controller that had started it is gone" if past.started else None
+        self._blameless = True
         self._process: asyncio.subprocess.Process | None = None
         self._attending: asyncio.Task[None] | None = None
         self._pulse: Pulse | None = None
@@ -44,6 +45,7 @@ class LocalWorker:
             self._death,
             pulse.health if pulse else None,
             pulse.silence if pulse else 0.0,
+            blameless=self._blameless,
             level=self._level,
             revision=self._revision,
         )
@@ -54,18 +56,25 @@ class LocalWorker:
 
     def set_level(self, level: int) -> None:
         """For the process that runs, when it starts an engine, and for those after it. Raises OSError."""
-        new = self._level_file.with_suffix(".level.new")
-        new.write_text(_LEVEL.format(level), encoding="utf-8")
-        new.replace(self._level_file)
+        # A disk that is full keeps no worker down whose level is as it was.
+        if self._written_level() != (content := _LEVEL.format(level)):
+            new = self._level_file.with_suffix(".level.new")
+            new.write_text(content, encoding="utf-8")
+            new.replace(self._level_file)
         self._level = level
+
+    def _written_level(self) -> str:
+        try:
+            return self._level_file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return _LEVEL.format(0)
 
     async def start(self, run: int) -> None:
         """Starts process number `run`. If the machine refuses, that is seen as a death."""
-        self._run, self._death, self._pulse = run, None, None
+        self._run, self._death, self._pulse, self._blameless = run, None, None, False
         try:
-            self.spec.log.parent.mkdir(parents=True, exist_ok=True)
             self.set_level(self._level)
-            with self.spec.log.open("ab") as log:
+            with end_of(self.spec.log) as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *dies_with_us(*self.spec.argv),
                     stdin=asyncio.subprocess.DEVNULL,
@@ -99,6 +108,8 @@ class LocalWorker:
             feeling.cancel()
             await asyncio.wait({feeling})
         self._death, self._pulse = _epitaph(code, self.spec.log), None
+        # Nothing but a signal that asks for it ends a worker in good order.
+        self._blameless = code == 0
         self._changed.set()
 
 

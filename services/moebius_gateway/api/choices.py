@@ -89,6 +89,8 @@ def make_choices(
     stop_token_ids = {*request.stop_token_ids, *(token_id for token_id in special if token_id is not None)}
     if not request.ignore_eos:
         stop_token_ids |= set(model.eos_token_ids)
+    if request.min_tokens and len(stop_token_ids) >= model.vocab_size:
+        raise invalid("with 'min_tokens', some token must not be a stop", "stop_token_ids")
     seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed % SEEDS
     choices: list[Choice] = []
     for prompt in prompts:

@@ -31,6 +31,8 @@ LOOK_SECONDS = 0.5
 LEXER_FUEL = 200_000
 # So many bytes of an answer are followed to see whether a grammar can be.
 PROBED_BYTES = 8
+# What the library says where an answer can neither go on nor end.
+NOTHING_MAY_COME = "NoExtensionBias"
 # Characters of what the library says; it repeats the grammar.
 MAX_MESSAGE = 400
 ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
@@ -101,8 +103,8 @@ def check(part: Part) -> None:
     written = orjson.dumps({"grammars": [part]}).decode()
     message = fault(written)
     if message is None:
-        if _takes_too_much(written):
-            raise GrammarError("it takes too much to follow: repeat less, above all what repeats itself")
+        if (trouble := _trouble_of_following(written)) is not None:
+            raise GrammarError(trouble)
         return
     if "json_schema" not in part:
         raise GrammarError(message)
@@ -139,7 +141,7 @@ def _bytes() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
-def _takes_too_much(grammar: str) -> bool:
+def _trouble_of_following(grammar: str) -> str | None:
     """Follows an answer of the first byte that may come each time. A grammar that has no fault otherwise."""
     limits = LLParserLimits(initial_lexer_fuel=LEXER_FUEL, verbose_errors=False)
     matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=limits)
@@ -150,7 +152,11 @@ def _takes_too_much(grammar: str) -> bool:
         if token is None or matcher.is_stopped():
             break
         matcher.consume_token(token)
-    return matcher.is_error()
+    if not matcher.is_error():
+        return None
+    if matcher.get_error().startswith(NOTHING_MAY_COME):
+        return "no answer satisfies it"
+    return "it takes too much to follow: repeat less, above all what repeats itself"
 
 
 def _check_length(text: str | bytes) -> None:

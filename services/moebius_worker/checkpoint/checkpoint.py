@@ -7,11 +7,11 @@ from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import CheckpointError, understanding
-from .gguf.config import gguf_config, gguf_generation_config
-from .gguf.file import read_gguf
-from .locate import Located, Progress, locate
-from .quantization import declared_quantization
+from moebius_worker.checkpoint.errors import CheckpointError, understanding
+from moebius_worker.checkpoint.gguf.config import gguf_config, gguf_generation_config
+from moebius_worker.checkpoint.gguf.file import read_gguf
+from moebius_worker.checkpoint.locate import Located, Progress, locate
+from moebius_worker.checkpoint.quantization import declared_quantization
 
 __all__ = ["Checkpoint", "CheckpointError", "open_checkpoint"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import CheckpointError
+from moebius_worker.checkpoint.errors import CheckpointError
 
 # What is done, and how many of how many bytes.
 Progress = Callable[[str, int, int], None]

@@ -4,10 +4,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from .checkpoint import Checkpoint
-from .errors import CheckpointError, understanding
-from .gguf.file import read_gguf
-from .gguf.tokenizer import gguf_tokenizer_files
+from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.checkpoint.errors import CheckpointError, understanding
+from moebius_worker.checkpoint.gguf.file import read_gguf
+from moebius_worker.checkpoint.gguf.tokenizer import gguf_tokenizer_files
 
 
 def tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:

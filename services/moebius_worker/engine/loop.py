@@ -19,7 +19,7 @@ from moebius_worker.engine.convert import delta_from, request_from
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.failures import failed, not_finite, refused
 from moebius_worker.engine.faults import FaultInjector
-from moebius_worker.engine.grammar.grammars import Grammars, Masks
+from moebius_worker.engine.grammar.grammars import NO_MASKS, Grammars, Masks
 from moebius_worker.engine.grammar.matcher import GrammarError
 from moebius_worker.engine.pipe import FrontGoneError
 from moebius_worker.engine.scheduler import Scheduler
@@ -37,8 +37,6 @@ HEARTBEAT_SECONDS = 1.0
 # When so many steps have raised, one after another, it is the engine: a request that raises each time is
 # given up by its gateway before that.
 MAX_RAISES = 8
-# Without a grammar.
-NO_MASKS = Masks({}, {})
 
 log = structlog.get_logger(__name__)
 

@@ -128,8 +128,8 @@ def plan_memory(demand: Demand, memory: Memory, kv_share: KvShare) -> MemoryPlan
     if least_bytes > kv_bytes:
         if demand.kv_cache_bytes is not None:
             raise OutOfMemoryPlan(
-                f"A KV cache of {_gib(kv_bytes)} does not hold one request of {least_tokens} tokens, which "
-                f"needs {_gib(least_bytes)}. Raise --kv-cache-memory or lower --max-model-len.",
+                f"A KV cache of {_size(kv_bytes)} does not hold one request of {least_tokens} tokens, which "
+                f"needs {_size(least_bytes)}. Raise --kv-cache-memory or lower --max-model-len.",
                 permanent=True,
             )
         # Asked for a length, not for a size: the length may have more than the usual share.

@@ -39,8 +39,6 @@ from moebius_worker.engine.step_budget import share_budget
 from moebius_worker.engine.types import Output, Rejected, Request, SchedulerStats, Slice, StepPlan
 from moebius_worker.engine.waiting import WaitingRequests
 
-__all__ = ["History", "Rejected", "Scheduler", "SchedulerConfig"]
-
 
 class History(NamedTuple):
     """What the sampler must know. `output_ids` grows with the request; it is to be read only."""

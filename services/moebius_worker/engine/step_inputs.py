@@ -140,10 +140,8 @@ class DeviceInputs:
         if not padded:
             return plan_states_on_device(_spans(slices, None), slots, self._device)
         self._send(self._slots[:rows], slots + [-1] * (rows - len(slots)))
-        nothing = torch.empty(0, dtype=torch.int32, device=self._device)
-        return DeviceStatePlan(
-            self._order[:rows], self._slots[:rows], (), nothing.view(-1, 4), nothing.view(-1, 2)
-        )
+        nothing = torch.empty(0, 4, dtype=torch.int32, device=self._device)
+        return DeviceStatePlan(self._order[:rows], self._slots[:rows], (), nothing, nothing)
 
     def _send(self, destination: torch.Tensor, values: Sequence[object]) -> None:
         pinned = torch.tensor(values, dtype=destination.dtype)

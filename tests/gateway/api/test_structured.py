@@ -199,6 +199,23 @@ async def test_an_expression_that_takes_seconds_to_follow_is_refused_at_once(
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        {"guided_regex": r"[^\s\S]"},
+        {"guided_regex": r"ab[^\s\S]"},
+        {"guided_json": {"$ref": "#"}},
+        {"guided_grammar": 'start: start "a"'},
+    ],
+)
+async def test_what_no_answer_can_satisfy_is_refused_as_that(chatty: Gateway, asked: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await chatty.openai().chat.completions.create(**CHAT, extra_body=asked)
+    assert refused.value.param in asked
+    assert "too much" not in refused.value.message
+    assert "no answer satisfies it" in refused.value.message
+
+
+@pytest.mark.parametrize(
     ("choice", "several"),
     [
         ("required", True),

@@ -27,12 +27,6 @@ def equal(ours: torch.Tensor, theirs: np.ndarray) -> None:
     np.testing.assert_array_equal(ours.cpu().numpy(), theirs.astype(np.float32).reshape(ours.shape))
 
 
-def test_every_block_type_of_the_package_that_weights_have_is_known():
-    plain = {Type.F32, Type.F16, Type.BF16, Type.F64, Type.I8, Type.I16, Type.I32, Type.I64}
-    internal = {Type.Q8_1, Type.Q8_K}  # of activations, never in files
-    assert set(Type) - plain - internal == GGML_TYPES
-
-
 @pytest.mark.parametrize("type_", IN_GGUF, ids=lambda type_: type_.name)
 def test_random_bytes_have_ggufs_values(type_: Type):
     data = random_bytes(type_, rows=3, blocks=5)
@@ -61,11 +55,3 @@ def test_columns_are_cut_at_blocks_alone():
         matrix.narrow_columns(128, 256)
     with pytest.raises(FormatError, match="multiples of 256 columns, not 300"):
         StoredMatrix.empty(Ggml(Type.Q4_K), (2, 300), DEVICE)
-
-
-@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 127, 254, 255])
-def test_the_smallest_and_largest_powers_of_mxfp4(exponent: int):
-    data = np.full((1, 17), 0x71, np.uint8)
-    data[0, 0] = exponent
-    with np.errstate(over="ignore"):
-        equal(stored(Type.MXFP4, data).dequantize(), gguf.dequantize(data, Type.MXFP4))

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Type
 
 from moebius_kernels.formats.dense import dense
 from moebius_kernels.formats.e2m1_words import PLACES, from_words, to_words
@@ -15,15 +14,11 @@ from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import pack, packed_format
 from tests.kernels.formats.ggml_bytes import DEVICE, random_bytes, stored
 
-PACKED = [
-    type_ for type_ in sorted(GGML_TYPES) if not isinstance(packed_format(Ggml(type_)), (Ggml, type(None)))
-]
+PACKED = sorted(GGML_TYPES)
 
 
-def test_the_types_that_kernels_read():
-    names = {type_.name for type_ in PACKED}
-    expected = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
-    assert names == set(expected.split()) | set(BITS)
+def test_kernels_read_all_types():
+    assert not any(isinstance(packed_format(Ggml(type_)), Ggml) for type_ in PACKED)
 
 
 # Bits of a number of types that are read as codes of 4 to 8 bits: an upper limit, and more than in the file.
@@ -46,13 +41,9 @@ def test_packed_numbers_are_equal(type_):
     assert packed.format == packed_format(matrix.format)
     assert packed.shape == matrix.shape
     expected = matrix.dequantize().unflatten(-1, (-1, 32))
-    if type_ == Type.MXFP4:
-        expected = numberless(expected, matrix.parts["data"].unflatten(-1, (-1, 17))[..., :1])
     error = (packed.dequantize().unflatten(-1, (-1, 32)) - expected).abs().amax(-1)
     limit = ROUNDED.get(type_.name, 0) * expected.abs().amax(-1)
-    # What is no number is none in both.
-    assert torch.equal(packed.dequantize().isnan(), expected.flatten(-2).isnan())
-    assert ((error <= limit) | expected.isnan().any(-1)).all()
+    assert (error <= limit).all()
 
 
 def numberless(numbers, scale):
@@ -70,9 +61,6 @@ def test_packed_is_hardly_larger(type_):
 def test_others_stay_as_they_are():
     matrix = dense(torch.ones(2, 3))
     assert pack(matrix) is matrix
-    rare = stored(Type.NVFP4, random_bytes(Type.NVFP4, rows=1, blocks=1))
-    assert pack(rare) is rare
-    assert packed_format(rare.format) is None
 
 
 @pytest.mark.parametrize("columns", [64, 160, 176, 512])

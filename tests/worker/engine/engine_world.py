@@ -25,12 +25,13 @@ from moebius_worker.engine.cache.layout import CacheLayout, window_reach
 from moebius_worker.engine.faults import FaultInjector
 from moebius_worker.engine.grammar.compiler import GrammarCompiler
 from moebius_worker.engine.grammar.grammars import Grammars
+from moebius_worker.engine.limits import SchedulerConfig
 from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.memory import Demand, MemoryPlan
 from moebius_worker.engine.run_ahead import RunAhead
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.sampler import choose, sample
-from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.engine.types import Slice
 from tests.worker.engine.models.harness import write_random
 from tests.worker.engine.models.qwen_world import EXPERTS, SCALES

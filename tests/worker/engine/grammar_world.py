@@ -16,9 +16,10 @@ from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.faults import FaultInjector
 from moebius_worker.engine.grammar.compiler import GrammarCompiler, grammar_tokenizer
 from moebius_worker.engine.grammar.grammars import Grammars
+from moebius_worker.engine.limits import SchedulerConfig
 from moebius_worker.engine.loop import EngineLoop, Runner
 from moebius_worker.engine.sampler import sample
-from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.engine.types import Slice
 from tests.tiny import SPECIAL, VOCAB_SIZE
 

@@ -14,7 +14,8 @@ from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.cache.manager import BlockTable, KVCache
 from moebius_worker.engine.cache.radix import Node, path
 from moebius_worker.engine.cache.side_pool import SidePool
-from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.limits import SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.engine.types import Finish, Output, Request, SamplingParams, Slice, StepPlan
 
 VOCABULARY = 29

@@ -277,6 +277,8 @@ def test_nothing_is_kept_of_requests_that_are_over(world: World) -> None:
     world.submit(2, of_schema(PERSON), max_tokens=3)
     world.submit(3, of_lark("start: nosuch"))
     world.run()
+    assert world.grammars.compiling == 0
+    assert set(world.seen) == {1, 2, 3}
     assert not any(handle in world.grammars for handle in world.seen)
 
 

@@ -20,11 +20,12 @@ from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.faults import FaultInjector
 from moebius_worker.engine.grammar.compiler import GrammarCompiler
 from moebius_worker.engine.grammar.grammars import Grammars
+from moebius_worker.engine.limits import SchedulerConfig
 from moebius_worker.engine.loop import MAX_RAISES, EngineLoop
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
 from moebius_worker.engine.runner import Computed
 from moebius_worker.engine.sampler import sample
-from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.engine.types import Request, Slice
 from moebius_worker.framing import FrameReader, encode
 

@@ -19,10 +19,11 @@ from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.faults import FaultInjector
 from moebius_worker.engine.grammar.compiler import GrammarCompiler
 from moebius_worker.engine.grammar.grammars import Grammars
+from moebius_worker.engine.limits import SchedulerConfig
 from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.runner import Computed
 from moebius_worker.engine.sampler import sample
-from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.engine.types import SampleRow, Slice
 from tests.worker.engine.test_loop import CONFIG, EOS, TRIGGER, VOCAB, letters, request
 

@@ -92,6 +92,8 @@ def test_a_cache_too_small_for_one_request_is_refused():
             demand(kv_cache_bytes=99 * MIB, max_model_len=1600), Memory(9 * GIB, 9 * GIB), KvShare(1, None)
         )
     assert refusal.value.permanent
+    with pytest.raises(OutOfMemoryPlan, match=r"of 1\.00 KiB .* needs 0*[1-9][0-9.]* MiB"):
+        plan_memory(demand(kv_cache_bytes=1024), Memory(9 * GIB, 9 * GIB), KvShare(1, None))
 
 
 # ---- models with several kinds of layers -----------------------------------------------------------

@@ -23,9 +23,10 @@ from transformers import (
 
 from moebius_kernels.kv_pages import KvFormat
 from moebius_worker.engine.cache.layout import CacheLayout, window_reach
+from moebius_worker.engine.limits import SchedulerConfig
 from moebius_worker.engine.memory import Demand, MemoryPlan
 from moebius_worker.engine.runner import ModelRunner
-from moebius_worker.engine.scheduler import Scheduler, SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.engine.types import Request, SamplingParams
 from tests.worker.engine.models.harness import load, write_random
 from tests.worker.engine.models.qwen_world import EXPERTS, SCALES

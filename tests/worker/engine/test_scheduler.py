@@ -3,8 +3,9 @@
 import pytest
 
 from moebius_worker.engine.cache.layout import CacheLayout
-from moebius_worker.engine.scheduler import Rejected, Scheduler, SchedulerConfig
-from moebius_worker.engine.types import Finish, StepPlan
+from moebius_worker.engine.limits import SchedulerConfig
+from moebius_worker.engine.scheduler import Scheduler
+from moebius_worker.engine.types import Finish, Rejected, StepPlan
 from tests.worker.engine.scheduler_world import STOP, World, config, expected_output, request
 
 

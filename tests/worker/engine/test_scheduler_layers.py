@@ -3,7 +3,7 @@
 import pytest
 
 from moebius_worker.engine.cache.layout import CacheLayout
-from moebius_worker.engine.scheduler import SchedulerConfig
+from moebius_worker.engine.limits import SchedulerConfig
 from tests.worker.engine.scheduler_world import World, config, request
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from moebius_worker.engine.limits import MAX_PRIORITY
-from moebius_worker.engine.scheduler import Rejected
+from moebius_worker.engine.types import Rejected
 from tests.worker.engine.scheduler_world import World, config, request
 
 

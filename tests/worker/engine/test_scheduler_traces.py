@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebius_worker.engine.cache.layout import CacheLayout
-from moebius_worker.engine.scheduler import Rejected
+from moebius_worker.engine.types import Rejected
 from tests.worker.engine.scheduler_world import STOP, World, config, request
 
 OPERATIONS = st.lists(

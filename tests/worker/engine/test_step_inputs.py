@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from moebius_kernels.device_plan import DeviceStatePlan
 from moebius_worker.engine.cache.layout import CacheLayout
-from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec
+from moebius_worker.engine.layer_caches import CacheSpecs, KvSpec, StateSpec
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.step_inputs import DeviceInputs, HostInputs, StepInputs
-from moebius_worker.engine.types import Slice
+from moebius_worker.engine.types import Slice, StateStep
 
 LAYOUT = CacheLayout(page_size=4, num_pages=8)
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -19,6 +20,22 @@ def inputs(kind: str) -> StepInputs:
     if kind == "host":
         return HostInputs(specs, (), LAYOUT, PLACE)
     return DeviceInputs(specs, (), LAYOUT, PLACE, max_requests=4, max_rows=8, max_model_len=32)
+
+
+def test_rows_that_fill_a_step_up_have_no_state() -> None:
+    specs = CacheSpecs()
+    specs.add(StateSpec({"memory": (2,)}, {}))
+    made = DeviceInputs(specs, (), LAYOUT, PLACE, max_requests=4, max_rows=8, max_model_len=32)
+    slices = [
+        Slice(handle, (7,), 5, (0, 1), sample=True, state=StateStep(slot))
+        for handle, slot in ((9, 3), (4, 1))
+    ]
+    plan = made.context(slices, pad_to=4).states
+    assert isinstance(plan, DeviceStatePlan)
+    assert plan.rows.tolist() == [0, 1, 2, 3]
+    assert plan.slots.tolist() == [3, 1, -1, -1]
+    # As those of `plan_states_on_device`, but empty.
+    assert plan.spans.shape == plan.chunks.shape == (0, 4)
 
 
 @pytest.mark.parametrize(("kind", "pad_to"), [("host", 0), ("device", 0), ("device", 4)])

@@ -6,14 +6,14 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from moebius_kernels.formats.ggml import GGML_TYPES
 from moebius_worker.engine.models.parameters import Matrix
+from moebius_worker.engine.weights.schemes.ggml import BLOCK_TYPES
 from tests.gpu.test_engine_gpu import distance, logits_of
 from tests.worker.checkpoint.gguf_types import write_typed
 from tests.worker.engine.models.harness import load
 
 
-@pytest.mark.parametrize("type_", sorted(GGML_TYPES), ids=lambda type_: type_.name)
+@pytest.mark.parametrize("type_", sorted(BLOCK_TYPES), ids=lambda type_: type_.name)
 def test_logits_in_each_form_are_those_of_the_numbers(tmp_path: Path, type_: Type) -> None:
     path = write_typed(type_, tmp_path)
     expected = logits_of(load(path, page_size=16, expand_weights=True))

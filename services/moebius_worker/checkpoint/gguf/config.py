@@ -6,10 +6,9 @@ A key of the architecture that is not understood is refused by name: it may chan
 from typing import Any
 
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from .families import find_family
-from .file import Gguf
-from .keys import Keys
+from moebius_worker.checkpoint.gguf.families import find_family
+from moebius_worker.checkpoint.gguf.file import Gguf
+from moebius_worker.checkpoint.gguf.keys import Keys
 
 # Tokens that end a turn or the text, although the metadata may name only one of them.
 _ENDS = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .keys import Keys, Value
-from .order import Order
+from moebius_worker.checkpoint.gguf.keys import Keys, Value
+from moebius_worker.checkpoint.gguf.order import Order
 
 # Told by the config, or of no use here: the scales of activations, old files' precomputed rotations, and the
 # encoders for pictures (v), sound (a) and what leads from them to the text model (mm).

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from .file import Gguf
+from moebius_worker.checkpoint.gguf.file import Gguf
 
 # Say nothing about what is computed. "Meta AI original pth" describes the order of rows that all files have.
 _IRRELEVANT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}

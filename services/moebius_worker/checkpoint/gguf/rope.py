@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from .keys import Keys, Value, head_dim
+from moebius_worker.checkpoint.gguf.keys import Keys, Value, head_dim
 
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # GGUF's keys under `rope.scaling.`, and what YaRN's parameters are called.

@@ -12,10 +12,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from .config import gguf_generation_config
-from .file import Gguf
-from .pre_tokenizers import BYTE_LEVEL_KINDS, byte_level_pre_tokenizer
+from moebius_worker.checkpoint.gguf.config import gguf_generation_config
+from moebius_worker.checkpoint.gguf.file import Gguf
+from moebius_worker.checkpoint.gguf.pre_tokenizers import BYTE_LEVEL_KINDS, byte_level_pre_tokenizer
 
 # tokenizer.ggml.token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)

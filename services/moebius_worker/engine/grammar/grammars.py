@@ -20,6 +20,10 @@ class Masks(NamedTuple):
     faults: Mapping[int, str]
 
 
+# Without a grammar.
+NO_MASKS = Masks({}, {})
+
+
 class Grammars:
     """For the loop's thread. A matcher moves on by tokens that were accepted, and by nothing else.
 
@@ -68,7 +72,7 @@ class Grammars:
 
     def masks(self) -> Masks:
         """Those of the last `begin`. Waits for them."""
-        return Masks({}, {}) if self._masks is None else self._masks.result()
+        return NO_MASKS if self._masks is None else self._masks.result()
 
     def accept(self, handle: int, token_id: int) -> bool:
         """Whether the answer is complete with this token; False without a grammar."""

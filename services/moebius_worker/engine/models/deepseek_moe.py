@@ -12,7 +12,7 @@ import torch
 
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs
-from moebius_worker.engine.models.config import DecoderConfig, require
+from moebius_worker.engine.models.config import DecoderConfig
 from moebius_worker.engine.models.decoder import DecoderLayer
 from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import GatedMlp
@@ -23,7 +23,7 @@ from moebius_worker.engine.models.moe import (
     MoeDecoder,
     ResidentExperts,
     Routing,
-    num_experts,
+    read_experts,
 )
 from moebius_worker.engine.models.parameters import Matrix, Place, Slots, Vector
 from moebius_worker.engine.models.pre_norm import FeedForward, dense_mlp
@@ -76,12 +76,7 @@ def deepseek_mlps(
     """
     if (every := config.get("moe_layer_freq", 1)) != 1:
         raise CheckpointError(f"The config says moe_layer_freq = {every!r}; implemented is 1.")
-    moe = MoeConfig(
-        hidden_size=sizes.hidden_size,
-        inner=require(config, "moe_intermediate_size"),
-        total=num_experts(config),
-        per_token=require(config, "num_experts_per_tok"),
-    )
+    moe = read_experts(config, sizes)
     route, bias_name = _routing(config, moe)
     shared = moe.inner * int(config.get("n_shared_experts") or 0)
     return moe, [

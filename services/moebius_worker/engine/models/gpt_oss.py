@@ -8,7 +8,7 @@ from moebius_kernels.rotary import Rotary
 from moebius_worker.engine.layer_caches import CacheSpecs
 from moebius_worker.engine.models.config import FULL, SLIDING, read_decoder_config, read_layer_types, require
 from moebius_worker.engine.models.layers import Attention
-from moebius_worker.engine.models.moe import MoeConfig, MoeDecoder, Routing, SparseMoe, num_experts
+from moebius_worker.engine.models.moe import MoeDecoder, Routing, SparseMoe, read_experts
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import PreNormLayer
 from moebius_worker.engine.weights.layout import Layout, Stack
@@ -39,14 +39,8 @@ class GptOssForCausalLM(MoeDecoder):
         if not (config.get("rope_parameters") or config.get("rope_scaling")):
             config["rope_parameters"] = _DEFAULT_ROPE
         sizes = read_decoder_config(config, default_theta=150_000.0, implements=("layer_types",))
-        moe = MoeConfig(
-            hidden_size=sizes.hidden_size,
-            inner=sizes.intermediate_size,
-            total=num_experts(config),
-            per_token=require(config, "num_experts_per_tok"),
-            bias=True,
-            activation=ClampedSwiglu(config["swiglu_limit"], config["swiglu_alpha"]),
-        )
+        activation = ClampedSwiglu(config["swiglu_limit"], config["swiglu_alpha"])
+        moe = read_experts(config, sizes, inner=sizes.intermediate_size, bias=True, activation=activation)
         windows = {SLIDING: require(config, "sliding_window"), FULL: None}
         kinds = read_layer_types(config, (SLIDING, FULL))
         route = Routing("softmax_topk", {"top_k": moe.per_token})

@@ -10,7 +10,7 @@ from moebius_worker.engine.models.config import read_decoder_config, require
 from moebius_worker.engine.models.deepseek_moe import DeepseekMoe, MtpMoeDecoder, num_mtp_layers
 from moebius_worker.engine.models.layers import Attention
 from moebius_worker.engine.models.mixtral import MixtralForCausalLM, MixtralLayer
-from moebius_worker.engine.models.moe import ExpertNames, MoeConfig, Routing, num_experts
+from moebius_worker.engine.models.moe import ExpertNames, Routing, read_experts
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.weights.layout import Layout
 
@@ -38,12 +38,7 @@ class MiniMaxM2ForCausalLM(MtpMoeDecoder):
         if (turning := config.get("rotary_dim")) is not None:
             config = {"partial_rotary_factor": turning / require(config, "head_dim"), **config}
         sizes = read_decoder_config(config, default_theta=5_000_000.0, implements=("use_qk_norm",))
-        moe = MoeConfig(
-            hidden_size=sizes.hidden_size,
-            inner=sizes.intermediate_size,
-            total=num_experts(config),
-            per_token=require(config, "num_experts_per_tok"),
-        )
+        moe = read_experts(config, sizes, inner=sizes.intermediate_size)
         route = Routing("sigmoid_topk", {"top_k": moe.per_token})
         rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
         layers = [

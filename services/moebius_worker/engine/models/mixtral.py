@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 from moebius_kernels.rotary import Rotary
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs
-from moebius_worker.engine.models.config import read_decoder_config, require
+from moebius_worker.engine.models.config import read_decoder_config
 from moebius_worker.engine.models.layers import Attention
-from moebius_worker.engine.models.moe import ExpertNames, MoeConfig, MoeDecoder, Routing, SparseMoe
+from moebius_worker.engine.models.moe import ExpertNames, MoeDecoder, Routing, SparseMoe, read_experts
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import PreNormLayer
 from moebius_worker.engine.weights.layout import Layout
@@ -34,12 +34,7 @@ class MixtralForCausalLM(MoeDecoder):
         sizes = read_decoder_config(config, default_theta=1_000_000.0)
         if sizes.mlp_bias:
             raise CheckpointError("The config says mlp_bias = True, which is not implemented for Mixtral.")
-        moe = MoeConfig(
-            hidden_size=sizes.hidden_size,
-            inner=sizes.intermediate_size,
-            total=require(config, "num_local_experts"),
-            per_token=require(config, "num_experts_per_tok"),
-        )
+        moe = read_experts(config, sizes, inner=sizes.intermediate_size)
         route = Routing("topk_softmax", {"top_k": moe.per_token})
         rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
         layers = [

@@ -60,6 +60,29 @@ class MoeConfig:
             )
 
 
+def read_experts(
+    config: Mapping[str, Any], sizes: DecoderConfig, *, inner: int | None = None, **kinds: Any
+) -> MoeConfig:
+    """The experts of a config with the keys that most families have; `kinds` sets more fields of `MoeConfig`.
+
+    `inner`: of families whose configs have no `moe_intermediate_size`. Raises CheckpointError.
+    """
+    return MoeConfig(
+        hidden_size=sizes.hidden_size,
+        inner=inner or require(config, "moe_intermediate_size"),
+        total=num_experts(config),
+        per_token=require(config, "num_experts_per_tok"),
+        **kinds,
+    )
+
+
+def sparse_layers(config: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Which layers have experts in Qwen3-MoE and Qwen3-Next: all but those that the config makes dense."""
+    dense = set(config.get("mlp_only_layers") or ())
+    every = config.get("decoder_sparse_step") or 1
+    return [index not in dense and (index + 1) % every == 0 for index in range(num_layers)]
+
+
 class ExpertStore(Protocol):
     """Where a layer's experts are. A cache may move them; kernels follow its table of slots."""
 

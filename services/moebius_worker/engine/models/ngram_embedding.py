@@ -10,6 +10,7 @@ import torch
 
 from moebius_kernels.linear import embedding
 from moebius_kernels.ngrams import hashed_rows, ngrams
+from moebius_kernels.splitmix import GOLDEN, hashed
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.engine.layer_caches import CacheSpecs, StateSpec
 from moebius_worker.engine.models.config import require
@@ -18,8 +19,6 @@ from moebius_worker.engine.models.hyper_connections import StreamNorm, StreamsCo
 from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import Linear
 from moebius_worker.engine.models.parameters import Matrix, Slots, Vector
-
-_MASK = (1 << 64) - 1
 
 # What configs that do not say it mean.
 _DEFAULTS: Mapping[str, int] = {
@@ -185,16 +184,9 @@ def _primes(least: int) -> Iterator[int]:
 def _multipliers(config: NgramConfig, number: int) -> list[int]:
     """Odd numbers that take no token's product out of 63 bits, drawn by SplitMix64 from the table's seed.
 
-    The constants are SplitMix64's, and 10007, by which the seeds of tables differ, the family's, which leaves
-    out the first number.
+    By 10007 the seeds of a family's tables differ. Their first numbers are left out.
     """
     bound = max(1, ((1 << 63) - 1) // config.vocab_size // 2)
     seed = config.seed + 10_007 * number
-    states = (seed + 0x9E3779B97F4A7C15 * draw for draw in range(2, config.longest + 2))
-    return [2 * (_splitmix(state & _MASK) % bound) + 1 for state in states]
-
-
-def _splitmix(state: int) -> int:
-    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-    return state ^ (state >> 31)
+    draws = (hashed(seed + GOLDEN * nth) for nth in range(2, config.longest + 2))
+    return [2 * (draw % bound) + 1 for draw in draws]

@@ -5,15 +5,14 @@ from typing import Any, ClassVar
 
 from moebius_kernels.rotary import Rotary
 from moebius_worker.engine.layer_caches import CacheSpecs
-from moebius_worker.engine.models.config import read_decoder_config, require
+from moebius_worker.engine.models.config import read_decoder_config
 from moebius_worker.engine.models.layers import Attention
 from moebius_worker.engine.models.moe import (
     FUSED_EXPERTS,
-    MoeConfig,
     MoeDecoder,
     Routing,
     SparseMoe,
-    num_experts,
+    read_experts,
 )
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import PreNormLayer
@@ -25,12 +24,7 @@ class OlmoeForCausalLM(MoeDecoder):
 
     def __init__(self, config: Mapping[str, Any], place: Place) -> None:
         sizes = read_decoder_config(config, default_theta=10_000.0)
-        moe = MoeConfig(
-            hidden_size=sizes.hidden_size,
-            inner=sizes.intermediate_size,
-            total=num_experts(config),
-            per_token=require(config, "num_experts_per_tok"),
-        )
+        moe = read_experts(config, sizes, inner=sizes.intermediate_size)
         route = Routing(
             "topk_softmax",
             {"top_k": moe.per_token, "renormalise": bool(config.get("norm_topk_prob", False))},

@@ -13,10 +13,10 @@ from moebius_worker.engine.models.config import DecoderConfig, read_decoder_conf
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.gated_delta_net import DeltaNetConfig, GatedDeltaNet, read_delta_net
 from moebius_worker.engine.models.layers import Attention
-from moebius_worker.engine.models.moe import FUSED_EXPERTS, MoeDecoder
+from moebius_worker.engine.models.moe import FUSED_EXPERTS, MoeDecoder, read_experts
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import FeedForward, PreNormLayer, dense_mlp
-from moebius_worker.engine.models.shared_expert import SharedExpertMoe, read_experts
+from moebius_worker.engine.models.shared_expert import SharedExpertMoe
 from moebius_worker.engine.weights.layout import Layout
 
 _LINEAR = "linear_attention"

@@ -5,15 +5,15 @@ from typing import Any, ClassVar
 
 from moebius_kernels.rotary import Rotary
 from moebius_worker.engine.layer_caches import CacheSpecs
-from moebius_worker.engine.models.config import read_decoder_config, require
+from moebius_worker.engine.models.config import read_decoder_config
 from moebius_worker.engine.models.layers import Attention
 from moebius_worker.engine.models.moe import (
     FUSED_EXPERTS,
-    MoeConfig,
     MoeDecoder,
     Routing,
     SparseMoe,
-    num_experts,
+    read_experts,
+    sparse_layers,
 )
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.pre_norm import PreNormLayer, dense_mlp
@@ -26,22 +26,14 @@ class Qwen3MoeForCausalLM(MoeDecoder):
 
     def __init__(self, config: Mapping[str, Any], place: Place) -> None:
         sizes = read_decoder_config(without_window(config), default_theta=10_000.0)
-        moe = MoeConfig(
-            hidden_size=sizes.hidden_size,
-            inner=require(config, "moe_intermediate_size"),
-            total=num_experts(config),
-            per_token=require(config, "num_experts_per_tok"),
-        )
+        moe = read_experts(config, sizes)
         route = Routing(
             "topk_softmax",
             {"top_k": moe.per_token, "renormalise": bool(config.get("norm_topk_prob", False))},
         )
-        dense = set(config.get("mlp_only_layers") or ())
-        every = config.get("decoder_sparse_step") or 1
         rotary, caches = Rotary(sizes.rope, place.device), CacheSpecs()
         layers = []
-        for index in range(sizes.num_layers):
-            sparse = index not in dense and (index + 1) % every == 0
+        for sparse in sparse_layers(config, sizes.num_layers):
             attention = Attention(sizes.attention(qk_norm="head"), rotary, caches)
             mlp = SparseMoe(moe, route) if sparse else dense_mlp(sizes)
             layers.append(PreNormLayer(sizes, attention, mlp))

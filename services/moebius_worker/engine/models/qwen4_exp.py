@@ -18,13 +18,13 @@ from moebius_worker.engine.models.gated_delta_net import GatedDeltaNet, read_del
 from moebius_worker.engine.models.hyper_connections import HyperConnection, StreamMixer, StreamsConfig
 from moebius_worker.engine.models.indexed_attention import IndexedAttention, read_indexer
 from moebius_worker.engine.models.layer import Layer
-from moebius_worker.engine.models.moe import MoeDecoder
+from moebius_worker.engine.models.moe import MoeDecoder, read_experts
 from moebius_worker.engine.models.ngram_embedding import NgramLayer, read_ngrams
 from moebius_worker.engine.models.parameters import Place, Slots
 from moebius_worker.engine.models.pre_norm import FeedForward, Mixer
 from moebius_worker.engine.models.qwen3_5 import LAYOUT, linear_layers, read_sizes
 from moebius_worker.engine.models.residual import Residual
-from moebius_worker.engine.models.shared_expert import SharedExpertMoe, read_experts
+from moebius_worker.engine.models.shared_expert import SharedExpertMoe
 from moebius_worker.engine.weights.layout import Layout
 
 

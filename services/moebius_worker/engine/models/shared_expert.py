@@ -1,14 +1,10 @@
 """Routed experts beside one that every token goes to, as the Qwen families have it."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
-from moebius_worker.engine.models.config import DecoderConfig, require
 from moebius_worker.engine.models.layer import Layer
 from moebius_worker.engine.models.layers import GatedMlp, Linear
-from moebius_worker.engine.models.moe import MoeConfig, Routing, SparseMoe, num_experts
+from moebius_worker.engine.models.moe import MoeConfig, Routing, SparseMoe
 from moebius_worker.engine.models.parameters import Slots
 
 
@@ -30,13 +26,3 @@ class SharedExpertMoe(Layer):
             | self.shared.slots(f"{prefix}.shared_expert")
             | self.shared_gate.slots(prefix)
         )
-
-
-def read_experts(config: Mapping[str, Any], sizes: DecoderConfig) -> MoeConfig:
-    """Raises CheckpointError."""
-    return MoeConfig(
-        hidden_size=sizes.hidden_size,
-        inner=require(config, "moe_intermediate_size"),
-        total=num_experts(config),
-        per_token=require(config, "num_experts_per_tok"),
-    )

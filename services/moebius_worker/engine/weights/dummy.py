@@ -22,9 +22,8 @@ from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_worker.checkpoint.tensor_info import TensorInfo
 from moebius_worker.engine.models.parameters import Matrix, Slots
-
-from .load import Fill, Loading, LoadProgress
-from .scheme import StoredForm
+from moebius_worker.engine.weights.load import Fill, Loading, LoadProgress
+from moebius_worker.engine.weights.scheme import StoredForm
 
 FORMS: Mapping[str, Format] = MappingProxyType(
     {

@@ -9,8 +9,7 @@ import torch
 
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.tensor_info import TensorInfo
-
-from .reader import WeightReader
+from moebius_worker.engine.weights.reader import WeightReader
 
 # What follows a stack's name, and what it is called at the single expert.
 _KINDS = {

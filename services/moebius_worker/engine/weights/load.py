@@ -21,10 +21,9 @@ from moebius_worker.engine.models.parameters import (
     Vector,
     own_expert,
 )
-
-from .reader import WeightReader
-from .scheme import Scheme, StoredForm
-from .schemes.kv_scales import is_kv_scale
+from moebius_worker.engine.weights.reader import WeightReader
+from moebius_worker.engine.weights.scheme import Scheme, StoredForm
+from moebius_worker.engine.weights.schemes.kv_scales import is_kv_scale
 
 # The tensor just loaded, and how many of how many stored bytes are done.
 LoadProgress = Callable[[str, int, int], None]
@@ -78,7 +77,7 @@ class Loading:
         """Of the parameters that are not in the host's memory, once they are packed."""
         meta = torch.device("meta")
         matrices = sum(
-            StoredMatrix.empty(packed_format(block.format) or block.format, block.shape, meta).nbytes
+            StoredMatrix.empty(packed_format(block.format), block.shape, meta).nbytes
             for matrix in self.forms
             if not matrix.host
             for block in matrix.blocks

@@ -1,13 +1,12 @@
 """The reader and the scheme that fit a checkpoint."""
 
 from moebius_worker.checkpoint.checkpoint import Checkpoint
-
-from .gguf import GgufReader
-from .layout import Layout, lay_out
-from .reader import WeightReader
-from .safetensors import SafetensorsReader
-from .scheme import Scheme
-from .schemes.registry import scheme_of
+from moebius_worker.engine.weights.gguf import GgufReader
+from moebius_worker.engine.weights.layout import Layout, lay_out
+from moebius_worker.engine.weights.reader import WeightReader
+from moebius_worker.engine.weights.safetensors import SafetensorsReader
+from moebius_worker.engine.weights.scheme import Scheme
+from moebius_worker.engine.weights.schemes.registry import scheme_of
 
 
 def open_weights(checkpoint: Checkpoint, layout: Layout | None = None) -> tuple[WeightReader, Scheme]:

@@ -13,6 +13,7 @@ from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.tensor_info import TensorInfo
+from moebius_worker.engine.weights.schemes.ggml import BLOCK_TYPES
 from moebius_worker.engine.weights.schemes.registry import scheme_of
 from tests.worker.engine.schemes.stored_tensors import checkpoint, fits
 
@@ -27,6 +28,12 @@ def info(type_: str, shape: tuple[int, ...] = SHAPE) -> TensorInfo:
 def quantised(type_: Type) -> np.ndarray:
     values = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
     return libgguf.quantize_rows(values, type_)
+
+
+def test_every_block_type_of_the_package_that_weights_have_is_known():
+    plain = {Type.F32, Type.F16, Type.BF16, Type.F64, Type.I8, Type.I16, Type.I32, Type.I64}
+    internal = {Type.Q8_1, Type.Q8_K}  # of activations, never in files
+    assert set(Type) - plain - internal == BLOCK_TYPES
 
 
 @pytest.mark.parametrize(

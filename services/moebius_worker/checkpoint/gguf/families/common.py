@@ -3,10 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..family import Part, Parts
-from ..keys import Keys, Value, const, get, head_dim, need, num_kv_heads, num_layers, token_id, vocab_size
-from ..order import half, part
-from ..rope import rope
+from moebius_worker.checkpoint.gguf.family import Part, Parts
+from moebius_worker.checkpoint.gguf.keys import (
+    Keys,
+    Value,
+    const,
+    get,
+    head_dim,
+    need,
+    num_kv_heads,
+    num_layers,
+    token_id,
+    vocab_size,
+)
+from moebius_worker.checkpoint.gguf.order import half, part
+from moebius_worker.checkpoint.gguf.rope import rope
 
 DECODER: Mapping[str, Value] = {
     "vocab_size": vocab_size,

@@ -8,10 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..family import Family, Join, Part, Parts
-from ..keys import Keys, Value, const, get, need
-from ..rope import yarn_rope
-from .common import (
+from moebius_worker.checkpoint.gguf.families.common import (
     DECODER,
     DENSE,
     MLP,
@@ -23,6 +20,9 @@ from .common import (
     experts,
     shared_expert,
 )
+from moebius_worker.checkpoint.gguf.family import Family, Join, Part, Parts
+from moebius_worker.checkpoint.gguf.keys import Keys, Value, const, get, need
+from moebius_worker.checkpoint.gguf.rope import yarn_rope
 
 
 def _rope_dim(keys: Keys) -> int:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from ..family import Family, Part
-from ..keys import Keys, const, get, need, num_layers
-from ..order import minus_one
-from ..rope import rope
-from .common import ATTENTION, DECODER, DENSE, MLP, TOP, windows
+from moebius_worker.checkpoint.gguf.families.common import ATTENTION, DECODER, DENSE, MLP, TOP, windows
+from moebius_worker.checkpoint.gguf.family import Family, Part
+from moebius_worker.checkpoint.gguf.keys import Keys, const, get, need, num_layers
+from moebius_worker.checkpoint.gguf.order import minus_one
+from moebius_worker.checkpoint.gguf.rope import rope
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _LAYERS_OF_27B = 62

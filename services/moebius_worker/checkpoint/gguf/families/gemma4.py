@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from ..family import Family, Part
-from ..keys import Keys, const, get, need, num_layers
-from ..rope import frequency_divisors
-from .common import ATTENTION, DECODER, MLP, QK_NORM, TOP, experts
+from moebius_worker.checkpoint.gguf.families.common import ATTENTION, DECODER, MLP, QK_NORM, TOP, experts
+from moebius_worker.checkpoint.gguf.family import Family, Part
+from moebius_worker.checkpoint.gguf.keys import Keys, const, get, need, num_layers
+from moebius_worker.checkpoint.gguf.rope import frequency_divisors
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 

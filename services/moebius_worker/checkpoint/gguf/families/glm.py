@@ -1,9 +1,6 @@
 """GLM 4.5 and later with experts; and MiniMax M2, which has the same attention with Mixtral's names."""
 
-from ..family import Family, Part
-from ..keys import const, get, need, tensor
-from ..rope import partial_rope
-from .common import (
+from moebius_worker.checkpoint.gguf.families.common import (
     ATTENTION,
     DECODER,
     DENSE,
@@ -16,6 +13,9 @@ from .common import (
     experts,
     shared_expert,
 )
+from moebius_worker.checkpoint.gguf.family import Family, Part
+from moebius_worker.checkpoint.gguf.keys import const, get, need, tensor
+from moebius_worker.checkpoint.gguf.rope import partial_rope
 
 GLM4_MOE = Family(
     architecture="glm4moe",

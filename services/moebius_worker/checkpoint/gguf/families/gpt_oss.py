@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ..family import Family, Part
-from ..keys import Keys, const, need
-from ..rope import rope
-from .common import ATTENTION, DECODER, TOP, experts, windows
+from moebius_worker.checkpoint.gguf.families.common import ATTENTION, DECODER, TOP, experts, windows
+from moebius_worker.checkpoint.gguf.family import Family, Part
+from moebius_worker.checkpoint.gguf.keys import Keys, const, need
+from moebius_worker.checkpoint.gguf.rope import rope
 
 _SOFTMAX_OF_CHOSEN = 3
 

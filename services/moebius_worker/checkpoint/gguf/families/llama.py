@@ -5,11 +5,21 @@ Rows of q and k are in the order of llama.cpp's rotary embedding.
 
 from collections.abc import Mapping
 
-from ..family import Family, Part, Parts
-from ..keys import Value, const, head_dim, need, tensor
-from ..order import part, rotary
-from ..rope import yarn_rope
-from .common import ATTENTION, DECODER, DENSE, MLP, MLP_NORM, QKV, SOFTMAX_NORMALISED, TOP, experts
+from moebius_worker.checkpoint.gguf.families.common import (
+    ATTENTION,
+    DECODER,
+    DENSE,
+    MLP,
+    MLP_NORM,
+    QKV,
+    SOFTMAX_NORMALISED,
+    TOP,
+    experts,
+)
+from moebius_worker.checkpoint.gguf.family import Family, Part, Parts
+from moebius_worker.checkpoint.gguf.keys import Value, const, head_dim, need, tensor
+from moebius_worker.checkpoint.gguf.order import part, rotary
+from moebius_worker.checkpoint.gguf.rope import yarn_rope
 
 _Q, _K = rotary("num_attention_heads"), rotary("num_key_value_heads")
 _ATTENTION: Mapping[str, Parts] = {

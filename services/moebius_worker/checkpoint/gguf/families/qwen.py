@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 
-from ..family import Family, Part, Parts
-from ..keys import Value, const, need
-from .common import (
+from moebius_worker.checkpoint.gguf.families.common import (
     ATTENTION,
     DECODER,
     DENSE,
@@ -17,6 +15,8 @@ from .common import (
     TOP,
     experts,
 )
+from moebius_worker.checkpoint.gguf.family import Family, Part, Parts
+from moebius_worker.checkpoint.gguf.keys import Value, const, need
 
 _MOE: Mapping[str, Parts] = {
     **ATTENTION,

@@ -10,11 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..family import Family, Part, Parts
-from ..keys import Keys, Value, const, need, num_layers
-from ..order import Order, OrderError, log_of_negative, minus_one, one_channel, value_heads
-from ..rope import partial_rope
-from .common import (
+from moebius_worker.checkpoint.gguf.families.common import (
     ATTENTION,
     DECODER,
     DENSE,
@@ -25,6 +21,17 @@ from .common import (
     experts,
     shared_expert,
 )
+from moebius_worker.checkpoint.gguf.family import Family, Part, Parts
+from moebius_worker.checkpoint.gguf.keys import Keys, Value, const, need, num_layers
+from moebius_worker.checkpoint.gguf.order import (
+    Order,
+    OrderError,
+    log_of_negative,
+    minus_one,
+    one_channel,
+    value_heads,
+)
+from moebius_worker.checkpoint.gguf.rope import partial_rope
 
 
 def _layer_types(keys: Keys) -> list[str]:

@@ -9,14 +9,13 @@ import torch
 from moebius_kernels.formats.codes import pack_nibbles
 from moebius_kernels.formats.int_group import IntGroup
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from ..scheme import ReadTensor, StoredForm
-from .declared import DeclaredScheme
-from .gptq import check_symmetric, group_size
-from .int_layouts import unpack_words
-from .module import Module
-from .patterns import matcher
-from .plain import FLOATING, SCALES
+from moebius_worker.engine.weights.scheme import ReadTensor, StoredForm
+from moebius_worker.engine.weights.schemes.declared import DeclaredScheme
+from moebius_worker.engine.weights.schemes.gptq import check_symmetric, group_size
+from moebius_worker.engine.weights.schemes.int_layouts import unpack_words
+from moebius_worker.engine.weights.schemes.module import Module
+from moebius_worker.engine.weights.schemes.patterns import matcher
+from moebius_worker.engine.weights.schemes.plain import FLOATING, SCALES
 
 # The nibble of a 32-bit word that each of its 8 columns is in.
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -10,13 +10,12 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from .declared import DeclaredScheme, Layout
-from .fp8_layout import Fp8Layout, block_size
-from .int_layouts import Int8Layout, PackedIntLayout
-from .mxfp4_layout import Mxfp4Layout
-from .nvfp4_layout import Nvfp4Layout
-from .patterns import matcher
+from moebius_worker.engine.weights.schemes.declared import DeclaredScheme, Layout
+from moebius_worker.engine.weights.schemes.fp8_layout import Fp8Layout, block_size
+from moebius_worker.engine.weights.schemes.int_layouts import Int8Layout, PackedIntLayout
+from moebius_worker.engine.weights.schemes.mxfp4_layout import Mxfp4Layout
+from moebius_worker.engine.weights.schemes.nvfp4_layout import Nvfp4Layout
+from moebius_worker.engine.weights.schemes.patterns import matcher
 
 Arguments = Mapping[str, Any]
 

@@ -6,10 +6,9 @@ from typing import Protocol
 
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.tensor_info import TensorInfo
-
-from ..scheme import StoredForm
-from .module import Module
-from .plain import FLOATING, plain_form
+from moebius_worker.engine.weights.scheme import StoredForm
+from moebius_worker.engine.weights.schemes.module import Module
+from moebius_worker.engine.weights.schemes.plain import FLOATING, plain_form
 
 # What a module has beside its weight, or in place of it, only if it is quantised.
 _QUANTISED = (

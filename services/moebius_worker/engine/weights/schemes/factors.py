@@ -2,7 +2,7 @@
 
 import torch
 
-from .module import Module
+from moebius_worker.engine.weights.schemes.module import Module
 
 
 def row_factors(scale: torch.Tensor, rows: int) -> torch.Tensor:

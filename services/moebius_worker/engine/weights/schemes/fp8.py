@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .declared import DeclaredScheme
-from .fp8_layout import Fp8Layout, block_size
-from .patterns import matcher
+from moebius_worker.engine.weights.schemes.declared import DeclaredScheme
+from moebius_worker.engine.weights.schemes.fp8_layout import Fp8Layout, block_size
+from moebius_worker.engine.weights.schemes.patterns import matcher
 
 
 def fp8_scheme(config: Mapping[str, Any]) -> DeclaredScheme:

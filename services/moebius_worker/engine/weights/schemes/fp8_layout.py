@@ -7,11 +7,10 @@ import torch
 
 from moebius_kernels.formats.fp8 import Fp8
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from ..scheme import ReadTensor, StoredForm
-from .factors import need_row_factors, row_factors
-from .module import ACTIVATIONS, Module
-from .plain import SCALES
+from moebius_worker.engine.weights.scheme import ReadTensor, StoredForm
+from moebius_worker.engine.weights.schemes.factors import need_row_factors, row_factors
+from moebius_worker.engine.weights.schemes.module import ACTIVATIONS, Module
+from moebius_worker.engine.weights.schemes.plain import SCALES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,40 +1,41 @@
 """GGUF's tensors: the form follows from each tensor's type."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from gguf import GGMLQuantizationType as Type
 
 from moebius_kernels.formats.codes import pack_nibbles
 from moebius_kernels.formats.ggml import GGML_TYPES, Ggml
+from moebius_kernels.formats.ggml_blocks import NIBBLES, fields
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.tensor_info import TensorInfo
+from moebius_worker.engine.weights.scheme import ReadTensor, StoredForm
+from moebius_worker.engine.weights.schemes.factors import need_row_factors, row_factors
+from moebius_worker.engine.weights.schemes.module import Module
+from moebius_worker.engine.weights.schemes.plain import FLOATING, plain_form
 
-from ..scheme import ReadTensor, StoredForm
-from .factors import need_row_factors, row_factors
-from .module import Module
-from .plain import FLOATING, plain_form
+# That weights may have, beside floating-point numbers.
+BLOCK_TYPES = GGML_TYPES | {Type.MXFP4, Type.NVFP4}
 
 
-@dataclass(frozen=True, slots=True)
 class GgmlScheme:
     """Tensors have the logical shape [R, C] and the type's name as their dtype; block types are read as
     uint8 [R, bytes of a row]. NVFP4 has a factor beside it: `MODULE.scale`, and `MODULE.input_scale`, unused.
     """
 
-    name: str = "gguf"
+    name = "gguf"
 
     def form(self, weight: str, tensors: Mapping[str, TensorInfo]) -> StoredForm:
         info = tensors.get(weight)
         if info is None or info.dtype in FLOATING:
             return plain_form(weight, tensors)
-        if info.dtype not in Type.__members__ or Type[info.dtype] not in GGML_TYPES:
+        if info.dtype not in Type.__members__ or Type[info.dtype] not in BLOCK_TYPES:
             raise CheckpointError(
                 f"{weight} in {info.file} has the type {info.dtype}, which is not supported. Supported are "
-                f"{', '.join([*FLOATING, *sorted(type_.name for type_ in GGML_TYPES)])}."
+                f"{', '.join([*FLOATING, *sorted(type_.name for type_ in BLOCK_TYPES)])}."
             )
         if len(info.shape) != 2:
             raise CheckpointError(
@@ -50,9 +51,8 @@ class GgmlScheme:
 def _mxfp4_parts(rows: torch.Tensor) -> Mapping[str, torch.Tensor]:
     """Of blocks of a power of two and 16 bytes: elements 0 to 15 in the low nibbles, then the others."""
     blocks = rows.unflatten(-1, (-1, 17))
-    codes = blocks[..., 1:]
-    halves = torch.cat((codes & 15, codes >> 4), dim=-1)
-    return {"data": pack_nibbles(halves).flatten(-2), "scale": blocks[..., 0].contiguous()}
+    codes = fields(blocks[..., 1:], 16, NIBBLES)
+    return {"data": pack_nibbles(codes).flatten(-2), "scale": blocks[..., 0].contiguous()}
 
 
 def _nvfp4(module: Module, shape: tuple[int, ...]) -> StoredForm:
@@ -64,11 +64,10 @@ def _nvfp4(module: Module, shape: tuple[int, ...]) -> StoredForm:
 
     def parts(read: ReadTensor) -> Mapping[str, torch.Tensor]:
         blocks = read(weight).unflatten(-1, (-1, 36))
-        codes = blocks[..., 4:].unflatten(-1, (4, 8))
-        halves = torch.cat((codes & 15, codes >> 4), dim=-1)
+        codes = fields(blocks[..., 4:], 8, NIBBLES)
         scale = read(module.tensor_name("scale")) if has_scale else torch.ones(1)
         return {
-            "data": pack_nibbles(halves).flatten(-3),
+            "data": pack_nibbles(codes).flatten(-2),
             "scale": blocks[..., :4].flatten(-2).contiguous().view(torch.float8_e4m3fn),
             "row_scale": row_factors(scale, rows),
         }

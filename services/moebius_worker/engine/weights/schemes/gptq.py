@@ -9,13 +9,12 @@ import torch
 
 from moebius_kernels.formats.int_group import IntGroup
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from ..scheme import ReadTensor, StoredForm
-from .declared import DeclaredScheme, Layout
-from .int_layouts import unpack_words
-from .module import Module
-from .patterns import expression, spellings
-from .plain import FLOATING, SCALES
+from moebius_worker.engine.weights.scheme import ReadTensor, StoredForm
+from moebius_worker.engine.weights.schemes.declared import DeclaredScheme, Layout
+from moebius_worker.engine.weights.schemes.int_layouts import unpack_words
+from moebius_worker.engine.weights.schemes.module import Module
+from moebius_worker.engine.weights.schemes.patterns import expression, spellings
+from moebius_worker.engine.weights.schemes.plain import FLOATING, SCALES
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ import torch
 from moebius_kernels.formats.codes import unpack_nibbles
 from moebius_kernels.formats.int_group import IntGroup
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from ..scheme import ReadTensor, StoredForm
-from .factors import need_row_factors
-from .module import ACTIVATIONS, Module
-from .plain import FLOATING, SCALES
+from moebius_worker.engine.weights.scheme import ReadTensor, StoredForm
+from moebius_worker.engine.weights.schemes.factors import need_row_factors
+from moebius_worker.engine.weights.schemes.module import ACTIVATIONS, Module
+from moebius_worker.engine.weights.schemes.plain import FLOATING, SCALES
 
 
 @dataclass(frozen=True, slots=True)

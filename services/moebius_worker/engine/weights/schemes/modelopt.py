@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from .declared import DeclaredScheme, Layout
-from .fp8_layout import Fp8Layout
-from .nvfp4_layout import Nvfp4Layout
-from .patterns import matcher
+from moebius_worker.engine.weights.schemes.declared import DeclaredScheme, Layout
+from moebius_worker.engine.weights.schemes.fp8_layout import Fp8Layout
+from moebius_worker.engine.weights.schemes.nvfp4_layout import Nvfp4Layout
+from moebius_worker.engine.weights.schemes.patterns import matcher
 
 _NVFP4 = Nvfp4Layout(data="weight", global_scale="weight_scale_2", reciprocal=False)
 # W4A16 has no scale of the activations, and is otherwise the same. FP8 is W8A8.

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .declared import DeclaredScheme
-from .mxfp4_layout import Mxfp4Layout
-from .patterns import matcher
+from moebius_worker.engine.weights.schemes.declared import DeclaredScheme
+from moebius_worker.engine.weights.schemes.mxfp4_layout import Mxfp4Layout
+from moebius_worker.engine.weights.schemes.patterns import matcher
 
 _LAYOUT = Mxfp4Layout("weight_blocks", "weight_scales", blocks=True)
 

@@ -7,9 +7,8 @@ import torch
 
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_worker.checkpoint.errors import CheckpointError
-
-from ..scheme import ReadTensor, StoredForm
-from .module import ACTIVATIONS, Module
+from moebius_worker.engine.weights.scheme import ReadTensor, StoredForm
+from moebius_worker.engine.weights.schemes.module import ACTIVATIONS, Module
 
 # All other exponents are powers of two, from -127 on.
 _NAN = 255

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from moebius_kernels.formats.nvfp4 import Nvfp4
-
-from ..scheme import ReadTensor, StoredForm
-from .factors import need_row_factors, row_factors
-from .module import ACTIVATIONS, Module
+from moebius_worker.engine.weights.scheme import ReadTensor, StoredForm
+from moebius_worker.engine.weights.schemes.factors import need_row_factors, row_factors
+from moebius_worker.engine.weights.schemes.module import ACTIVATIONS, Module
 
 
 @dataclass(frozen=True, slots=True)

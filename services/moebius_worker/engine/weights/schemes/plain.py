@@ -7,8 +7,7 @@ import torch
 from moebius_kernels.formats.dense import Dense
 from moebius_worker.checkpoint.errors import CheckpointError
 from moebius_worker.checkpoint.tensor_info import TensorInfo
-
-from ..scheme import StoredForm
+from moebius_worker.engine.weights.scheme import StoredForm
 
 # By the containers' names: safetensors and GGUF have the same ones.
 FLOATING = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}

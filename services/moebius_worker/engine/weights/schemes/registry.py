@@ -7,16 +7,15 @@ from typing import Any
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.checkpoint.errors import CheckpointError, understanding
 from moebius_worker.checkpoint.quantization import declared_quantization, quantization_name
-
-from ..scheme import Scheme
-from .awq import awq_scheme
-from .compressed_tensors import compressed_tensors_scheme
-from .declared import DeclaredScheme
-from .fp8 import fp8_scheme
-from .ggml import GgmlScheme
-from .gptq import gptq_scheme
-from .modelopt import modelopt_scheme
-from .mxfp4 import mxfp4_scheme
+from moebius_worker.engine.weights.scheme import Scheme
+from moebius_worker.engine.weights.schemes.awq import awq_scheme
+from moebius_worker.engine.weights.schemes.compressed_tensors import compressed_tensors_scheme
+from moebius_worker.engine.weights.schemes.declared import DeclaredScheme
+from moebius_worker.engine.weights.schemes.fp8 import fp8_scheme
+from moebius_worker.engine.weights.schemes.ggml import GgmlScheme
+from moebius_worker.engine.weights.schemes.gptq import gptq_scheme
+from moebius_worker.engine.weights.schemes.modelopt import modelopt_scheme
+from moebius_worker.engine.weights.schemes.mxfp4 import mxfp4_scheme
 
 DIALECTS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = MappingProxyType(
     {
