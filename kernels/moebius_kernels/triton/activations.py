@@ -8,7 +8,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moebius_kernels.activations import Activation, ClampedSwiglu, GeluTanh, Silu
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend
-from moebius_kernels.triton.targets import ARCHITECTURES, overlapping
+from moebius_kernels.triton.targets import ARCHITECTURES, ceil_div, overlapping
 
 _BLOCK = 1024
 _SILU, _GELU, _CLAMPED = (tl.constexpr(code) for code in range(3))
@@ -30,7 +30,7 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     rows = gate_up.reshape(-1, 2 * inner)
     launch(
         _gated,
-        (triton.cdiv(output.numel(), _BLOCK),),
+        (ceil_div(output.numel(), _BLOCK),),
         rows, output, output.numel(), inner, rows.stride(0), limit, alpha, KIND=kind, BLOCK=_BLOCK,
         **overlapping(rows),
     )  # fmt: skip

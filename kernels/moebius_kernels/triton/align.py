@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moebius_kernels.launch import launch
-from moebius_kernels.triton.targets import overlapping, power_of_two
+from moebius_kernels.triton.targets import ceil_div, overlapping, power_of_two
 
 # Up to so many pairs, one launch compares each with all others.
 FEW_PAIRS = 2048
@@ -46,12 +46,12 @@ def align(experts: torch.Tensor, slots: torch.Tensor | None, num_slots: int, tok
     if pairs <= FEW_PAIRS:
         launch(
             _align_few,
-            (triton.cdiv(pairs, _OWN),),
+            (ceil_div(pairs, _OWN),),
             experts, table, sorted_pairs, tiles, pairs, num_slots, bound,
             **common, OWN=_OWN, PAIRS=max(_OWN, power_of_two(pairs)), **overlapping(experts),
         )  # fmt: skip
         return Alignment(sorted_pairs, tiles)
-    chunks = triton.cdiv(pairs, _CHUNK)
+    chunks = ceil_div(pairs, _CHUNK)
     counts = torch.empty(chunks, bins, dtype=torch.int32, device=experts.device)
     # By slot: pairs, first pair, first tile.
     slot_table = torch.empty(3, bins, dtype=torch.int32, device=experts.device)
@@ -67,7 +67,7 @@ def align(experts: torch.Tensor, slots: torch.Tensor | None, num_slots: int, tok
         BINS=bins,
         CHUNK=_CHUNK,
     )
-    launch(_scan, (triton.cdiv(bins, 16),), counts, slot_table, chunks, BINS=bins, WIDTH=16, STEP=64)
+    launch(_scan, (ceil_div(bins, 16),), counts, slot_table, chunks, BINS=bins, WIDTH=16, STEP=64)
     launch(_begin, (1,), slot_table, tiles, num_slots, bound, BINS=bins, TOKENS=tokens)
     launch(
         _scatter,

@@ -12,7 +12,7 @@ from moebius_kernels.device_plan import CHUNK_ROWS, DeviceStatePlan
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend
 from moebius_kernels.state_plan import StatePlan
-from moebius_kernels.triton.targets import ARCHITECTURES, overlapping, power_of_two
+from moebius_kernels.triton.targets import ARCHITECTURES, ceil_div, overlapping, power_of_two
 
 _CHANNELS = 128
 # Rows of a chunk that a program has at a time.
@@ -34,7 +34,7 @@ def causal_conv1d(
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     channels, taps = weight.shape
     kept = (taps - 1) * dilation
-    blocks = triton.cdiv(channels, _CHANNELS)
+    blocks = ceil_div(channels, _CHANNELS)
     options = {
         "TAPS": taps, "DILATION": dilation, "KEPT": kept, "BIAS": bias is not None,
         "SILU": activation == "silu", "CHANNELS": _CHANNELS,

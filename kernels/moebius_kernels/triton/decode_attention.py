@@ -19,7 +19,7 @@ from moebius_kernels.triton.attention_scores import (
     store_output,
 )
 from moebius_kernels.triton.kv_rows import FORMAT_CODES, scales_of, widths
-from moebius_kernels.triton.targets import overlapping, power_of_two
+from moebius_kernels.triton.targets import ceil_div, overlapping, power_of_two
 
 _MOST_SPLITS = 64
 
@@ -70,7 +70,7 @@ def decode_attention(
     heads, kv_heads = q.shape[1], kv_pages.kv_heads
     shared = heads // kv_heads
     tiling = tiling or decode_tiling(shared, keys.dim, q.dtype.itemsize, plan.num_decodes)
-    blocks, real = triton.cdiv(shared, tiling.heads), min(tiling.heads, power_of_two(shared))
+    blocks, real = ceil_div(shared, tiling.heads), min(tiling.heads, power_of_two(shared))
     groups = plan.num_decodes * kv_heads * blocks
     if groups == 0:
         return

@@ -9,7 +9,7 @@ from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.launch import launch
 from moebius_kernels.triton.decode import accumulator_factor, load_tile, octet_hint
 from moebius_kernels.triton.gemm import interpreted, layout_for
-from moebius_kernels.triton.targets import overlapping
+from moebius_kernels.triton.targets import ceil_div, overlapping
 
 _ROWS, _COLUMNS = 32, 256
 
@@ -22,7 +22,7 @@ def expanded(matrix: StoredMatrix) -> torch.Tensor:
     output = torch.empty(rows, columns, dtype=torch.bfloat16, device=tensors[0].device)
     launch(
         _expand,
-        (triton.cdiv(rows, _ROWS), triton.cdiv(columns, _COLUMNS)),
+        (ceil_div(rows, _ROWS), ceil_div(columns, _COLUMNS)),
         *tensors, output, rows,
         C=columns, CODE=layout.code, SCALES=layout.scales, GROUP=layout.group, BLOCK_ROWS=layout.block_rows,
         ROW_SCALE=layout.row_scale is not None, ROWS=_ROWS, COLUMNS=_COLUMNS, ASM=not interpreted(),

@@ -18,7 +18,7 @@ from moebius_kernels.triton.align import align, most_tiles
 from moebius_kernels.triton.expert_tiling import ExpertShape, expert_tiling
 from moebius_kernels.triton.gemm import Gated, Routing, gemm, layout_for
 from moebius_kernels.triton.layouts import layout_of
-from moebius_kernels.triton.targets import ARCHITECTURES, overlapping, power_of_two
+from moebius_kernels.triton.targets import ARCHITECTURES, ceil_div, overlapping, power_of_two
 from moebius_kernels.triton.tiling import ExpertTiling
 
 _FEW_PAIRS = 128
@@ -77,7 +77,7 @@ def sum_experts(
     block = 256 if tokens <= 64 else 1024
     launch(
         _sum_experts,
-        (tokens * triton.cdiv(hidden, block),),
+        (tokens * ceil_div(hidden, block),),
         outputs, experts, experts if weights.slots is None else weights.slots, route_weights.contiguous(),
         outputs if weights.down_bias is None else weights.down_bias, y, pairs,
         SLOTS=weights.slots is not None, BIAS=weights.down_bias is not None,

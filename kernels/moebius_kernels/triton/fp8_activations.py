@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moebius_kernels.formats.rounded_activations import GROUP, LARGEST, LEAST
 from moebius_kernels.launch import launch
-from moebius_kernels.triton.targets import overlapping
+from moebius_kernels.triton.targets import ceil_div, overlapping
 
 _GROUP, _LARGEST, _LEAST = tl.constexpr(GROUP), tl.constexpr(LARGEST), tl.constexpr(LEAST)
 # Groups of a program.
@@ -46,7 +46,7 @@ def rounded_activations(x: torch.Tensor, sorted_pairs: torch.Tensor | None = Non
     units = tokens * groups
     launch(
         _round,
-        (triton.cdiv(units, _UNITS),),
+        (ceil_div(units, _UNITS),),
         x, places, rounded.codes, rounded.scale, rows, units,
         GROUPS=groups, COPIES=0 if sorted_pairs is None else rows // tokens, UNITS=_UNITS, **overlapping(x),
     )  # fmt: skip
@@ -57,7 +57,7 @@ def _places(sorted_pairs: torch.Tensor) -> torch.Tensor:
     """int32 [P]: where each pair is."""
     places = torch.empty_like(sorted_pairs)
     pairs = len(sorted_pairs)
-    launch(_invert, (triton.cdiv(pairs, 256),), sorted_pairs, places, pairs, BLOCK=256, **overlapping(places))
+    launch(_invert, (ceil_div(pairs, 256),), sorted_pairs, places, pairs, BLOCK=256, **overlapping(places))
     return places
 
 

@@ -17,7 +17,7 @@ from moebius_kernels.launch import launch
 from moebius_kernels.triton.align import Alignment
 from moebius_kernels.triton.fp8_activations import Rounded, round_group
 from moebius_kernels.triton.gemm import Gated, activation_of, interpreted
-from moebius_kernels.triton.targets import overlapping
+from moebius_kernels.triton.targets import ceil_div, overlapping
 from moebius_kernels.triton.tile_products import activate
 from moebius_kernels.triton.tiling import Tiling
 
@@ -55,7 +55,7 @@ def fp8_gemm(
     scales = x.scale, matrix.parts["scale"], up.parts["scale"]
     launch(
         _fp8_gemm,
-        (len(alignment.tiles) * triton.cdiv(width, tiling.rows),),
+        (len(alignment.tiles) * ceil_div(width, tiling.rows),),
         *scales, _tiles_of(x.codes, tiling.tokens),
         _tiles_of(matrix.parts["data"], height), _tiles_of(up.parts["data"], height),
         output, factors, alignment.sorted_pairs, alignment.tiles,

@@ -6,7 +6,6 @@ A program takes one tile after another: what the next needs is fetched while the
 """
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,7 +23,7 @@ from moebius_kernels.launch import launch
 from moebius_kernels.triton.align import Alignment
 from moebius_kernels.triton.fp8_activations import Rounded, round_group
 from moebius_kernels.triton.gemm import Gated, activation_of
-from moebius_kernels.triton.targets import generation_of
+from moebius_kernels.triton.targets import ceil_div, generation_of
 from moebius_kernels.triton.tile_products import activate
 from moebius_kernels.triton.tiling import Tiling
 
@@ -63,7 +62,7 @@ def fp8_gemm(
     up = matrix if gated is None else gated.up
     width = output.shape[1]
     height = GROUP if gated is not None else 2 * GROUP
-    work = len(alignment.tiles) * triton.cdiv(width, height)
+    work = len(alignment.tiles) * ceil_div(width, height)
     scales = x.scale, matrix.parts["scale"], up.parts["scale"]
     tiled = (_tiles_of(codes) for codes in (x.codes, matrix.parts["data"], up.parts["data"]))
     launch(

@@ -10,7 +10,7 @@ from moebius_kernels.device_plan import CHUNK_ROWS, DeviceStatePlan
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.state_plan import StatePlan
-from moebius_kernels.triton.targets import ARCHITECTURES, overlapping, power_of_two
+from moebius_kernels.triton.targets import ARCHITECTURES, ceil_div, overlapping, power_of_two
 
 _LARGEST_DIM = 256
 _EPS = tl.constexpr(1e-6)
@@ -54,7 +54,7 @@ def gated_delta_rule(
         width = min(values, 16 if count * heads < 256 else 32)
         launch(
             _one_token,
-            (count * heads, triton.cdiv(value_dim, width)),
+            (count * heads, ceil_div(value_dim, width)),
             q, k, v, g, beta, states, output, plan.rows, plan.slots, *strides,
             **dims, VALUES=width, num_warps=4, **overlapping(v),
         )  # fmt: skip
@@ -75,7 +75,7 @@ def gated_delta_rule(
         width = min(values, 32)
         launch(
             _pass_states,
-            (heads, triton.cdiv(value_dim, width), len(plan.segments)),
+            (heads, ceil_div(value_dim, width), len(plan.segments)),
             queries, keys, from_state, fresh, attention, decays, states, output, plan.spans,
             **dims, VALUES=width, CHUNK=CHUNK_ROWS, PRECISION=precision, num_warps=4, num_stages=stages,
             **overlapping(v),

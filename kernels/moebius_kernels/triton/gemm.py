@@ -10,7 +10,7 @@ from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.launch import launch
 from moebius_kernels.triton.grouped_gemm import grouped_gemm
 from moebius_kernels.triton.layouts import Layout, layout_of
-from moebius_kernels.triton.targets import generation_of, overlapping, power_of_two
+from moebius_kernels.triton.targets import ceil_div, generation_of, overlapping, power_of_two
 from moebius_kernels.triton.tiling import Tiling
 
 
@@ -68,7 +68,7 @@ def gemm(
     n = y.shape[-1]
     tensors = layout.tensors(matrix)
     name, limit, alpha = activation_of(gated)
-    blocks = triton.cdiv(n, tiling.rows)
+    blocks = ceil_div(n, tiling.rows)
     launch(
         grouped_gemm,
         (routing.programs * blocks * tiling.splits,),

@@ -21,7 +21,7 @@ from moebius_kernels.triton.dense_tiling import DenseShape, by_library, dense_ti
 from moebius_kernels.triton.expand import expanded
 from moebius_kernels.triton.gemm import Routing, gemm, layout_for
 from moebius_kernels.triton.layouts import layout_of
-from moebius_kernels.triton.targets import ARCHITECTURES, overlapping, power_of_two
+from moebius_kernels.triton.targets import ARCHITECTURES, ceil_div, overlapping, power_of_two
 from moebius_kernels.triton.tiling import Tiling
 
 
@@ -63,7 +63,7 @@ def tiled_linear(
 ) -> None:
     """x [T, C], y [T, R]: rows side by side, perhaps those of a wider matrix."""
     tokens = len(x)
-    routing = Routing("dense", tokens, triton.cdiv(tokens, tiling.tokens))
+    routing = Routing("dense", tokens, ceil_div(tokens, tiling.tokens))
     if tiling.splits == 1:
         gemm(x, block, y[None], routing, tiling, bias=bias, stream=tokens <= tiling.tokens)
         return
@@ -72,7 +72,7 @@ def tiled_linear(
     gemm(x, block, shares, routing, tiling, stream=tokens <= tiling.tokens)
     launch(
         _sum_shares,
-        (tokens * triton.cdiv(width, 512),),
+        (tokens * ceil_div(width, 512),),
         shares, x if bias is None else bias, y, tokens, y.stride(0),
         BIAS=bias is not None, WIDTH=width, SPLITS=tiling.splits, BLOCK=512, **overlapping(x),
     )  # fmt: skip

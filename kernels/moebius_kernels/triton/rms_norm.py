@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend, Query
-from moebius_kernels.triton.targets import ARCHITECTURES, overlapping, power_of_two
+from moebius_kernels.triton.targets import ARCHITECTURES, ceil_div, overlapping, power_of_two
 
 _LONGEST = 1 << 14
 # Numbers of a program.
@@ -70,7 +70,7 @@ def _normalise(
     share = max(1, _TILE // block)
     launch(
         _norm,
-        (triton.cdiv(rows, share),),
+        (ceil_div(rows, share),),
         x, z, x if weight is None else weight, output, eps, offset, rows,
         x.shape[1], x.stride(0), x.stride(1), z.stride(0), z.stride(1),
         SIZE=size, BLOCK=block, ROWS=share, WEIGHT=weight is not None, KIND=kind,

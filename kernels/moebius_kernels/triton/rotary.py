@@ -13,7 +13,7 @@ from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.rotary import Angles
 from moebius_kernels.triton.kv_rows import FORMAT_CODES, fault_of, scales_of, store_rows
-from moebius_kernels.triton.targets import ARCHITECTURES, overlapping, power_of_two
+from moebius_kernels.triton.targets import ARCHITECTURES, ceil_div, overlapping, power_of_two
 from moebius_kernels.triton.write_kv import LARGEST_TILE, admits_pages, tile_width
 
 # Numbers of a program.
@@ -30,7 +30,7 @@ def apply_rotary(x: torch.Tensor, angles: Angles) -> torch.Tensor:
     share = max(1, min(power_of_two(heads), _TILE // width))
     launch(
         _rotate,
-        (tokens, triton.cdiv(heads, share)),
+        (tokens, ceil_div(heads, share)),
         x, angles.cos, angles.sin, output, heads, x.stride(0), x.stride(1),
         DIM=dim, WIDTH=width, TURNING=angles.cos.shape[-1], INTERLEAVED=angles.interleaved, HEADS=share,
         num_warps=max(1, min(8, share * width // 256)), **overlapping(x),
@@ -64,7 +64,7 @@ def rotate_and_write_kv(
     kv_heads = power_of_two(kv_pages.kv_heads)
     launch(
         _rotate_and_write,
-        (tokens, 1 + triton.cdiv(heads, share)),
+        (tokens, 1 + ceil_div(heads, share)),
         q, k, v, angles.cos, angles.sin, q if q_weight is None else q_weight,
         k if k_weight is None else k_weight,
         output, keys.numbers, scales_of(keys), values.numbers, scales_of(values), plan.slots, heads, eps,

@@ -13,7 +13,7 @@ import triton.language as tl
 from moebius_kernels.launch import launch
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.sampling import Drawn, Draws
-from moebius_kernels.triton.targets import ARCHITECTURES, power_of_two
+from moebius_kernels.triton.targets import ARCHITECTURES, ceil_div, power_of_two
 
 _BLOCK = 1024
 # Blocks of a row, which one program puts together.
@@ -36,7 +36,7 @@ def draw_among(logits: torch.Tensor, draws: Draws, select: Select) -> Drawn:
     """`select` finds what top-k and top-p look at first."""
     logits = logits.contiguous()
     rows, vocab = logits.shape
-    blocks = triton.cdiv(vocab, _BLOCK)
+    blocks = ceil_div(vocab, _BLOCK)
     tops, sums = logits.new_empty(rows, blocks), logits.new_empty(rows, blocks, dtype=torch.float64)
     places = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     best, floors = logits.new_empty(rows), draws.log_min_p

@@ -6,6 +6,7 @@ only means that a kernel is compiled later: by the sacrificial process, which ju
 """
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from threading import Thread
@@ -31,7 +32,6 @@ _PROCESS_BYTES = 2**30
 
 def main(arguments: Sequence[str] | None = None) -> None:
     leave_dynamo_out()
-    Thread(target=hash_compiler, daemon=True).start()
     task, send = begin(__doc__, arguments)
     compile_ahead(task, send)
 
@@ -48,6 +48,8 @@ def compile_ahead(task: Task, send: Send) -> None:
     """Everything that the steps of `task.sizes` launch, into Triton's cache."""
     assert task.sizes is not None
     send(Doing("looking for kernels to compile"))
+    hashing = Thread(target=hash_compiler)
+    hashing.start()
     subject: Subject = named(task.sizes)(**task.options)
     assert subject.device.architecture is not None
     pretend(subject.device.architecture)
@@ -56,12 +58,17 @@ def compile_ahead(task: Task, send: Send) -> None:
         for step in task.steps:
             with contextlib.suppress(Exception):
                 subject.run(step)
+    # It must not be in the midst of something when processes are forked.
+    hashing.join()
     processes = max(1, min(cpu_count(), host_memory().available // _PROCESS_BYTES))
     count = len(compilations)
 
     def done(finished: int) -> None:
         send(Doing(f"compiling kernels, {finished} of {count}"))
 
+    # Compilers leave garbage; what is there by now is none, and forks should not copy it by looking.
+    gc.freeze()
+    gc.enable()
     compile_all(compilations, processes, int(task.patience.compile), done)
 
 

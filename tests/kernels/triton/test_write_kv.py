@@ -5,8 +5,8 @@ import torch
 
 from moebius_kernels import paged_attention as reference
 from moebius_kernels.attention_plan import Span
-from moebius_kernels.calls import map_tensors
 from moebius_kernels.kv_pages import KvFormat, KvPages
+from moebius_kernels.tensor_tree import map_tensors
 from moebius_kernels.triton.write_kv import write_kv
 from tests.kernels.paged_world import DEVICE
 from tests.kernels.triton.device_world import DeviceWorld

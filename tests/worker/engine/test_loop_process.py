@@ -1,5 +1,6 @@
 """The engine as a process, with the test as its front."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -84,6 +85,16 @@ def test_it_loads_serves_ignores_polite_signals_and_ends_on_what_it_cannot_under
         assert "cannot be decoded" in fatal.message
         assert not fatal.permanent
     assert running.process.returncode == 1
+
+
+def test_it_says_what_its_start_took(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with engine(model, log_format="json") as running:
+        running.read_until("ready")
+        running.front.close()
+    lines = [line for text in capfd.readouterr() for line in text.splitlines() if "the start took" in line]
+    [seconds] = [json.loads(line)["seconds"] for line in lines]
+    assert seconds["starting PyTorch"] > 0.1
+    assert seconds["rest"] >= 0
 
 
 def test_it_ends_with_its_front_even_while_loading(model: Path) -> None:
