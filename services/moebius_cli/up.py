@@ -52,7 +52,8 @@ def up(
     engine: Annotated[
         Literal["model", "sim"],
         typer.Option(
-            help="sim: workers that compute nothing and take as long as MOEBIUS_WORKER_SIM (JSON) says."
+            envvar="MOEBIUS_WORKER_ENGINE",
+            help="sim: workers that compute nothing and take as long as MOEBIUS_WORKER_SIM (JSON) says.",
         ),
     ] = "model",
     workers: Annotated[

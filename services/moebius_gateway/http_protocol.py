@@ -1,6 +1,9 @@
 """Uvicorn's HTTP protocol with an end to what comes before the body: httptools itself takes any amount."""
 
 import asyncio
+import re
+import socket
+import struct
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +16,15 @@ from moebius_gateway.chunk_writer import ChunkBatch, ChunkWriter
 
 # Seconds in which a request's headers must have come, from its first byte on.
 HEAD_SECONDS = 30.0
+# A connection that is to be closed waits for what was written on it to be read. When nothing more of it was
+# taken between two looks, so many seconds apart, it waits no longer.
+UNREAD_SECONDS = 60.0
+
+# Nothing but HTTP/1 is spoken here, and who wishes for another protocol may be answered in this one. The
+# parser, told of such a wish, would take a request's body for what that protocol says.
+UPGRADE = re.compile(rb"(?<=\r\n)upgrade(?=:)", re.IGNORECASE)
+# The end of what has come may be the beginning of such a wish, or of the end of a head.
+BEGUN = re.compile(rb"\r(\n(\r|u(p(g(r(a(d(e)?)?)?)?)?)?)?)?$", re.IGNORECASE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -27,6 +39,15 @@ class BoundedProtocol(HttpToolsProtocol):
     _head: int | None = None
     _timer: asyncio.TimerHandle | None = None
 
+    # The next bytes are those of a body.
+    _in_body = False
+    # The end of what came of a head, which is looked at with what comes next.
+    _held = b""
+
+    _looking: asyncio.TimerHandle | None = None
+    # Bytes that were written and not taken, at the last look.
+    _unread = 0
+
     # The request whose answer is on its way; `cycle` is the last that has come.
     _answering: RequestResponseCycle | None = None
 
@@ -34,13 +55,25 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         # One on which nothing ever comes would take up its place for ever.
         self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+        self._looking = self.loop.call_later(UNREAD_SECONDS, self._look)
 
     def data_received(self, data: bytes) -> None:
+        if not self._in_body:
+            data = self._without_upgrade(data)
         if self._head is not None:
             self._head += len(data)
         super().data_received(data)
         if self._head is not None and self._head > self.max_bytes:
             self._hang_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def _without_upgrade(self, data: bytes) -> bytes:
+        """What can be told to the parser of the next bytes of a head."""
+        head, end, rest = (self._held + data).partition(b"\r\n\r\n")
+        self._held = b""
+        begun = BEGUN.search(head) if not end else None
+        if begun is not None:
+            head, self._held = head[: begun.start()], begun[0]
+        return UPGRADE.sub(b"x-upgrade", head) + end + rest
 
     def on_message_begin(self) -> None:
         self._end_head()
@@ -50,6 +83,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_head()
+        self._in_body = True
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size <= self.max_bytes and len(self.headers) <= self.max_headers:
             return super().on_headers_complete()
@@ -59,8 +93,14 @@ class BoundedProtocol(HttpToolsProtocol):
         finally:
             self.app = served
 
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
+        if self._looking is not None:
+            self._looking.cancel()
         self.pipeline.clear()
         if self._answering is not None:
             self._answering.disconnected = True
@@ -83,6 +123,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._hang_up(HTTPStatus.REQUEST_TIMEOUT)
         else:  # the answer to the request before is on its way on this connection
             self._timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+
+    def _look(self) -> None:
+        """Whether anybody reads what keeps the connection from being closed."""
+        before, self._unread = self._unread, self.transport.get_write_buffer_size()
+        if self.transport.is_closing() and self._unread == before > 0:
+            # Else the kernel would go on where the transport leaves off.
+            no_time = struct.pack("ii", 1, 0)
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_time)
+            self.transport.abort()
+        else:
+            self._looking = self.loop.call_later(UNREAD_SECONDS, self._look)
 
     def _hang_up(self, status: HTTPStatus) -> None:
         """There is no request yet that could be answered."""

@@ -92,18 +92,20 @@ def test_a_path_that_is_not_utf8(up_refused: Up, tiny_model: Path, tmp_path: Pat
     assert "is not UTF-8" in up_refused("--model", link)
 
 
-def test_the_device_may_be_named_by_the_workers_own_variable(
+def test_device_and_engine_may_be_named_by_the_workers_own_variables(
     up_refused: Up, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flag, which `up` always gave them, hid it."""
+    """The flags, which `up` always gives them, hid these."""
 
     def planned(options: UpOptions, *_: object) -> None:
-        raise CliError(f"on {options.device}")
+        raise CliError(f"{options.engine} on {options.device}")
 
     monkeypatch.setattr("moebius_cli.up.plan_stack", planned)
     monkeypatch.setenv("MOEBIUS_WORKER_DEVICE", "cuda:1")
-    assert "on cuda:1" in up_refused("--model", tiny_model)
-    assert "on cpu" in up_refused("--model", tiny_model, "--device", "cpu")
+    monkeypatch.setenv("MOEBIUS_WORKER_ENGINE", "sim")
+    assert "sim on cuda:1" in up_refused("--model", tiny_model)
+    flags = ("--device", "cpu", "--engine", "model")
+    assert "model on cpu" in up_refused("--model", tiny_model, *flags)
 
 
 def test_a_refusal_leaves_the_place_free(up_refused: Up, tmp_path: Path) -> None:

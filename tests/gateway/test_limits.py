@@ -1,6 +1,8 @@
 """What is too large, too slow or too many is refused clearly, before it costs anything."""
 
 import asyncio
+import select
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +16,7 @@ from moebius_gateway.api.size import MAX_CHARACTERS_PER_TOKEN
 from moebius_gateway.text import model as text_model
 from moebius_gateway.text.errors import PromptError
 from moebius_gateway.text.model import TextModel
-from moebius_gateway.types import GenerationError
+from moebius_gateway.types import FinishReason, GenerationError, Tokens
 from tests.gateway.api.chatty import MODEL, chatty_files, tools
 from tests.gateway.http_server import Gateway, ScriptedBackend, running_gateway, until, until_ready
 from tests.gateway.test_template import conversation
@@ -138,6 +140,39 @@ async def test_a_connection_on_which_nothing_comes_is_closed(
     assert (await raw(strict)).startswith(b"HTTP/1.1 408 ")
 
 
+async def test_a_wish_for_another_protocol_costs_no_body(strict: Gateway) -> None:
+    """As Java's own client has it with every request; the parser took the body for that protocol's."""
+    strict.backend.reset()
+
+    def asked(body: bytes) -> tuple[bytes, bytes]:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        head += b"Content-Length: %d\r\nHost: x\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n" % len(body)
+        return head + b"Content-Type: application/json\r\n\r\n", body
+
+    last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    head, body = asked(orjson.dumps(CHAT))
+    for pieces in (
+        (head + body + last,),
+        (head + body, last),
+        (head, body, last),
+        *(
+            (head[:cut], head[cut:], body, last)
+            for cut in (30, *range(head.index(b"\r\nUpgrade:"), len(head)))
+        ),
+        (*(bytes([byte]) for byte in head), body, last),
+    ):
+        answer = await raw(strict, *pieces)
+        assert answer.count(b"HTTP/1.1 200 OK") == 2, answer
+    # What looks like a header in a body is none, and as long as it is.
+    no_header = b"\r\nUpgrade: no\r\n"
+    head, body = asked(orjson.dumps(CHAT) + no_header)
+    for pieces in ((head + body, last), (head, body, last), (head + body[:-15], body[-15:], last)):
+        answer = await raw(strict, *pieces)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.endswith(b'{"status":"alive"}'), answer
+    strict.backend.reset()
+
+
 async def test_who_leaves_with_several_requests_on_their_way_ends_them_all(
     strict: Gateway, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +211,49 @@ async def test_an_answer_is_not_cut_off_because_the_next_head_is_slow(
         pytest.fail("the connection was neither answered nor closed")
     finally:
         strict.backend.reset()
+
+
+@pytest.mark.parametrize("asked", [{"stream": True}, {"stream": False}])
+async def test_a_connection_is_not_kept_for_what_nobody_reads(
+    strict: Gateway, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """What had been written had to be read first, however long that took."""
+    monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.1)
+    strict.backend.reset()
+    strict.backend.script = lambda _: [Tokens((5,))] * 8_000 + [Tokens((), (), FinishReason.LENGTH)]
+    body = orjson.dumps(CHAT | {"logprobs": True, "top_logprobs": 20, "ignore_eos": True} | asked)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Request-Timeout: 20\r\n"
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = head if not asked["stream"] else head.replace(b": 20", b": 2")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(strict.address)
+        client.sendall(head + body)
+        ended = select.poll()
+        # Its end is told, whatever is registered.
+        ended.register(client, 0)
+        await until(lambda: ended.poll(0), timeout=20)
+    strict.backend.reset()
+
+
+async def test_who_reads_slowly_gets_all_of_it(strict: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.3)
+    strict.backend.reset()
+    strict.backend.script = lambda _: [Tokens((5,))] * 8_000 + [Tokens((), (), FinishReason.LENGTH)]
+    body = orjson.dumps(CHAT | {"logprobs": True, "top_logprobs": 20, "ignore_eos": True})
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    reader, writer = await asyncio.open_connection(*strict.address, limit=1 << 16)
+    writer.write(head + body)
+    received = bytearray()
+    while piece := await reader.read(1 << 20):
+        received += piece
+        await asyncio.sleep(0.005)
+    assert received.endswith(b"}") or received.endswith(b"\r\n0\r\n\r\n")
+    (_, _, answer) = bytes(received).partition(b"\r\n\r\n")
+    assert len(orjson.loads(answer)["choices"][0]["logprobs"]["content"]) == 8_000
+    writer.close()
+    strict.backend.reset()
 
 
 async def test_one_connection_may_ask_often(strict: Gateway) -> None:
