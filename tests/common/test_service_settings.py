@@ -1,5 +1,6 @@
 """Where the settings of a service come from, which comes first, and what is said about wrong ones."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_a_wrong_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (ControllerSettings, "node_fault_conditions", ("Bad", "Worse")),
     ],
 )
-@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+@pytest.mark.parametrize("source", ["flag", "JSON flag", "environment", "JSON environment", "file"])
 def test_lists_are_separated_by_commas_wherever_they_come_from(
     kind: type[ServiceSettings],
     field: str,
@@ -87,8 +88,8 @@ def test_lists_are_separated_by_commas_wherever_they_come_from(
 ) -> None:
     prefix = kind.model_config.get("env_prefix", "")
     flags = {WorkerSettings: ["--model", "m"], ControllerSettings: ["--stack", "s"]}.get(kind, [])
-    written = ",".join(values)
-    match source:
+    written = json.dumps(values) if "JSON" in source else ",".join(values)
+    match source.split()[-1]:
         case "flag":
             flags += [f"--{field.replace('_', '-')}", written]
         case "environment":

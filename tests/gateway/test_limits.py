@@ -140,6 +140,26 @@ async def test_a_connection_on_which_nothing_comes_is_closed(
     assert (await raw(strict)).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n"),
+        (b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n", b"abc"),
+    ],
+)
+async def test_what_comes_after_an_answer_and_is_no_request_keeps_no_connection(
+    strict: Gateway, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...]
+) -> None:
+    made = http_protocol.BoundedProtocol.connection_made
+
+    def hurried(protocol: http_protocol.BoundedProtocol, transport: asyncio.Transport) -> None:
+        protocol.timeout_keep_alive = 0.2
+        made(protocol, transport)
+
+    monkeypatch.setattr(http_protocol.BoundedProtocol, "connection_made", hurried)
+    assert (await raw(strict, *pieces)).count(b"HTTP/1.1 ") == 1
+
+
 async def test_a_wish_for_another_protocol_costs_no_body(strict: Gateway) -> None:
     """As Java's own client has it with every request; the parser took the body for that protocol's."""
     strict.backend.reset()
@@ -160,9 +180,28 @@ async def test_a_wish_for_another_protocol_costs_no_body(strict: Gateway) -> Non
             for cut in (30, *range(head.index(b"\r\nUpgrade:"), len(head)))
         ),
         (*(bytes([byte]) for byte in head), body, last),
+        (b"\r\n\r\n" + head + body, last),
     ):
         answer = await raw(strict, *pieces)
         assert answer.count(b"HTTP/1.1 200 OK") == 2, answer
+    # Wherever one request ends and the next begins.
+    for pieces in ((2 * (head + body) + last,), (head, body[:-5], body[-5:] + head + body, last)):
+        answer = await raw(strict, *pieces)
+        assert answer.count(b"HTTP/1.1 200 OK") == 3, answer
+    chunks = b"%x\r\n%b\r\n0\r\nUpgrade: h2c\r\n\r\n" % (len(body), body)
+    chunked = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+    answer = await raw(strict, chunked + chunks + head + body + last)
+    assert answer.count(b"HTTP/1.1 200 OK") == 3, answer
+    expecting = head.replace(b"Host: x", b"Expect: 100-continue\r\nHost: x")
+    answer = await raw(strict, expecting, body, last)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    assert answer.endswith(b'{"status":"alive"}'), answer
+    wrong = b"POST /x HTTP/1.1\r\nUpgrade: h2c\r\nHost: x\r\n\n" + head
+    answer = await raw(strict, wrong)
+    assert answer.count(b"HTTP/1.1 400 ") == 1, answer
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+    # Neither is a line's end held back that belongs to no head's.
+    assert (await raw(strict, b"GET /livez HTTP/1.1\r\nHost: x\r\n\n")).startswith(b"HTTP/1.1 400 ")
     # What looks like a header in a body is none, and as long as it is.
     no_header = b"\r\nUpgrade: no\r\n"
     head, body = asked(orjson.dumps(CHAT) + no_header)
@@ -243,16 +282,19 @@ async def test_who_reads_slowly_gets_all_of_it(strict: Gateway, monkeypatch: pyt
     body = orjson.dumps(CHAT | {"logprobs": True, "top_logprobs": 20, "ignore_eos": True})
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-    reader, writer = await asyncio.open_connection(*strict.address, limit=1 << 16)
-    writer.write(head + body)
+    loop = asyncio.get_running_loop()
     received = bytearray()
-    while piece := await reader.read(1 << 20):
-        received += piece
-        await asyncio.sleep(0.005)
-    assert received.endswith(b"}") or received.endswith(b"\r\n0\r\n\r\n")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.connect(strict.address)
+        client.setblocking(False)
+        await loop.sock_sendall(client, head + body)
+        # At first so slowly that the kernel, which has megabytes of it, asks for no more between two looks.
+        while piece := await loop.sock_recv(client, 1 << 15):
+            received += piece
+            await asyncio.sleep(0.01 if len(received) < 3_000_000 else 0)
     (_, _, answer) = bytes(received).partition(b"\r\n\r\n")
     assert len(orjson.loads(answer)["choices"][0]["logprobs"]["content"]) == 8_000
-    writer.close()
     strict.backend.reset()
 
 

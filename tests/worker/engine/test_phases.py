@@ -66,7 +66,11 @@ def test_without_a_gpu_nothing_more_is_asked() -> None:
     assert len(driver.calls) == 1
 
 
-@pytest.mark.parametrize(("device", "number"), [("cuda", 0), ("auto", 0), ("cuda:2", 2), ("cpu", None)])
+@pytest.mark.parametrize(
+    ("device", "number"),
+    # The last is for PyTorch to refuse.
+    [("cuda", 0), ("auto", 0), ("cuda:2", 2), ("cpu", None), ("cuda:x", None)],
+)
 def test_what_the_settings_name_is_woken(device: str, number: int | None, monkeypatch) -> None:
     woken: list[int] = []
 
