@@ -1,5 +1,6 @@
 """Settings of a service: flags, then environment, then a TOML file, then defaults."""
 
+import json
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -28,8 +29,17 @@ def split_at_commas(value: Any) -> Any:
     )
 
 
+def _words(value: Any) -> Any:
+    """As `split_at_commas`; but a JSON list, which is what all other lists are in the environment, is one."""
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        given = value
+    return given if isinstance(given, list) else split_at_commas(value)
+
+
 # With the type of a setting that holds a list of words: separated by commas in the environment as in a flag.
-SEPARATED_BY_COMMAS = (NoDecode, BeforeValidator(split_at_commas))
+SEPARATED_BY_COMMAS = (NoDecode, BeforeValidator(_words))
 
 
 class ServiceSettings(BaseSettings):

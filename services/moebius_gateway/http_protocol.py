@@ -1,9 +1,13 @@
 """Uvicorn's HTTP protocol with an end to what comes before the body: httptools itself takes any amount."""
 
 import asyncio
+import contextlib
 import re
 import socket
 import struct
+import sys
+import termios
+from fcntl import ioctl
 from http import HTTPStatus
 from typing import Any
 
@@ -22,9 +26,9 @@ UNREAD_SECONDS = 60.0
 
 # Nothing but HTTP/1 is spoken here, and who wishes for another protocol may be answered in this one. The
 # parser, told of such a wish, would take a request's body for what that protocol says.
-UPGRADE = re.compile(rb"(?<=\r\n)upgrade(?=:)", re.IGNORECASE)
-# The end of what has come may be the beginning of such a wish, or of the end of a head.
-BEGUN = re.compile(rb"\r(\n(\r|u(p(g(r(a(d(e)?)?)?)?)?)?)?)?$", re.IGNORECASE)
+UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
+# Bytes of it that may have come before.
+BEFORE = len(b"\r\nupgrade")
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -39,13 +43,11 @@ class BoundedProtocol(HttpToolsProtocol):
     _head: int | None = None
     _timer: asyncio.TimerHandle | None = None
 
-    # The next bytes are those of a body.
-    _in_body = False
-    # The end of what came of a head, which is looked at with what comes next.
-    _held = b""
+    # The last bytes that have come, `BEFORE` of them at most.
+    _last = b""
 
     _looking: asyncio.TimerHandle | None = None
-    # Bytes that were written and not taken, at the last look.
+    # Bytes that were written and not taken, at the last look; 0 if the connection was not to be closed then.
     _unread = 0
 
     # The request whose answer is on its way; `cycle` is the last that has come.
@@ -58,22 +60,31 @@ class BoundedProtocol(HttpToolsProtocol):
         self._looking = self.loop.call_later(UNREAD_SECONDS, self._look)
 
     def data_received(self, data: bytes) -> None:
-        if not self._in_body:
-            data = self._without_upgrade(data)
+        idle = self.timeout_keep_alive_task is not None
         if self._head is not None:
             self._head += len(data)
-        super().data_received(data)
+        seen, fed = self._last + data, len(self._last)
+        self._last = seen[-BEFORE:]
+        for wish in UPGRADE.finditer(seen):
+            self._feed(seen[fed : wish.end()])
+            fed = wish.end()
+            # Only now it is known whether this is part of a body.
+            if self._head is not None:
+                self._feed(b"-unheard")
+        self._feed(seen[fed:])
+        if idle and self._head is None and self.cycle.response_complete:
+            # Not a request: blank lines, or the rest of a body that nobody wanted. Uvicorn waits no more.
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
         if self._head is not None and self._head > self.max_bytes:
             self._hang_up(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
-    def _without_upgrade(self, data: bytes) -> bytes:
-        """What can be told to the parser of the next bytes of a head."""
-        head, end, rest = (self._held + data).partition(b"\r\n\r\n")
-        self._held = b""
-        begun = BEGUN.search(head) if not end else None
-        if begun is not None:
-            head, self._held = head[: begun.start()], begun[0]
-        return UPGRADE.sub(b"x-upgrade", head) + end + rest
+    def _feed(self, data: bytes) -> None:
+        # Nothing comes after what could not be understood.
+        if not self.transport.is_closing():
+            super().data_received(data)
 
     def on_message_begin(self) -> None:
         self._end_head()
@@ -83,7 +94,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_head()
-        self._in_body = True
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size <= self.max_bytes and len(self.headers) <= self.max_headers:
             return super().on_headers_complete()
@@ -92,10 +102,6 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
         finally:
             self.app = served
-
-    def on_message_complete(self) -> None:
-        self._in_body = False
-        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
@@ -126,8 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _look(self) -> None:
         """Whether anybody reads what keeps the connection from being closed."""
-        before, self._unread = self._unread, self.transport.get_write_buffer_size()
-        if self.transport.is_closing() and self._unread == before > 0:
+        before, self._unread = self._unread, _unread(self.transport) if self.transport.is_closing() else 0
+        if self._unread == before > 0:
             # Else the kernel would go on where the transport leaves off.
             no_time = struct.pack("ii", 1, 0)
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_time)
@@ -150,6 +156,16 @@ def bounded(max_bytes: int, max_headers: int) -> type[BoundedProtocol]:
     """`max_bytes`: of URL and headers together."""
     own = {"max_bytes": max_bytes, "max_headers": max_headers, "chunks": ChunkBatch()}
     return type("Protocol", (BoundedProtocol,), own)
+
+
+def _unread(transport: asyncio.Transport) -> int:
+    """Bytes that the other side's kernel has not confirmed yet. Ours has some of them, and asks the transport
+    for more only once a third of its own, perhaps megabytes, are gone: who reads slowly needs minutes for it.
+    """
+    kernels = b""
+    with contextlib.suppress(OSError):
+        kernels = ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    return transport.get_write_buffer_size() + int.from_bytes(kernels, sys.byteorder)
 
 
 async def _too_large(scope: Scope, receive: Receive, send: Send) -> None:

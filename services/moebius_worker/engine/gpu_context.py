@@ -20,7 +20,7 @@ def wake_gpu(device: str) -> None:
         return
     # As PyTorch sets it: kernels are loaded when they are launched first. The driver reads it now.
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         driver = ctypes.CDLL(_DRIVER)
         threading.Thread(target=_make_context, args=(driver, int(number or 0)), daemon=True).start()
 
