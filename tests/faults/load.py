@@ -44,6 +44,8 @@ class Seen:
     errors: list[dict[str, object]] = field(default_factory=list)
     chunks: int = 0
     done: bool = False
+    # Of each token that came with them: texts and logarithms of probabilities.
+    tops: list[dict[str, float]] = field(default_factory=list)
 
     def answer(self) -> tuple[object, ...]:
         """What must not depend on faults."""
@@ -78,6 +80,7 @@ async def stream(
                 seen.text += choice["text"]
                 seen.finish_reason = choice["finish_reason"] or seen.finish_reason
                 seen.chunks += 1
+                seen.tops += (choice.get("logprobs") or {}).get("top_logprobs", [])
                 on_chunk()
     return seen
 
@@ -93,22 +96,20 @@ async def _lines(response: httpx.Response) -> AsyncIterator[str]:
 
 async def sure_prompts(client: httpx.AsyncClient, model: str, count: int) -> list[tuple[Prompt, Seen]]:
     """`count` prompts whose greedy text hangs on no near tie, each with what an undisturbed stream gives."""
-
-    async def margin(prompt: Prompt) -> float:
-        response = await client.post("/v1/completions", json=prompt.body(model, logprobs=2))
-        response.raise_for_status()
-        tops = response.json()["choices"][0]["logprobs"]["top_logprobs"]
-        # Two ids of one text share a key: such a position says nothing about the margin.
-        return min(max(top.values()) - min(top.values()) for top in tops if len(top) == 2)
-
     candidates = [Prompt(tuple(10 + (i * 37 + j * 11) % 250 for j in range(5 + i))) for i in range(2 * count)]
-    margins = await asyncio.gather(*map(margin, candidates))
-    sure = [prompt for prompt, least in zip(candidates, margins, strict=True) if least > SAFE_MARGIN][:count]
-    assert len(sure) == count, f"only {len(sure)} prompts of {len(candidates)} have safe margins"
-    seen = await asyncio.gather(*(stream(client, prompt.body(model)) for prompt in sure))
+    bodies = [prompt.body(model, logprobs=2) for prompt in candidates]
+    seen = await asyncio.gather(*(stream(client, body) for body in bodies))
     for one in seen:
         assert one.answer()[0] == 200
         assert not one.errors
         assert one.usage is not None
-        assert one.usage["completion_tokens"] == MAX_TOKENS
-    return list(zip(sure, seen, strict=True))
+        assert one.usage["completion_tokens"] == len(one.tops) == MAX_TOKENS
+    pairs = zip(candidates, seen, strict=True)
+    sure = [(prompt, one) for prompt, one in pairs if _margin(one.tops) > SAFE_MARGIN][:count]
+    assert len(sure) == count, f"only {len(sure)} prompts of {len(candidates)} have safe margins"
+    return sure
+
+
+def _margin(tops: list[dict[str, float]]) -> float:
+    """Two ids of one text share a key: such a position says nothing about it."""
+    return min(max(top.values()) - min(top.values()) for top in tops if len(top) == 2)

@@ -103,15 +103,15 @@ def test_ragged_columns(format):
 
 @pytest.mark.parametrize("format", ["nvfp4_words", "mxfp4_words"])
 @pytest.mark.parametrize(
-    ("tokens", "columns", "splits"),
-    [(16, 32, 1), (8, 64, 3), (16, 64, 1), (8, 128, 1), (16, 128, 1), (16, 256, 2)],
+    ("tokens", "columns", "splits", "width"),
+    [(8, 32, 1, 96), (16, 32, 1, 96), (8, 64, 3, 160), (16, 64, 1, 160), (16, 128, 1, 288), (8, 256, 2, 288)],
 )
-def test_words_in_both_orders(format, tokens, columns, splits):
+def test_words_in_both_orders(format, tokens, columns, splits, width):
     """Products of single warps and of four; widths that tiles do not divide, nor 32, nor 256."""
     form = FORMATS[format]
-    inner = 352 if form.column_block == 32 else 336
-    weights = make(form, 3, 288, inner)
-    x = draw(9, 288, seed=3).bfloat16()
+    inner = width + (64 if form.column_block == 32 else 48)
+    weights = make(form, 3, width, inner)
+    x = draw(9, width, seed=3).bfloat16()
     route = topk_softmax(draw(9, 3, seed=4), 2)
     tiling = ExpertTiling(Tiling(tokens, 64, columns), Tiling(tokens, 64, columns, splits=splits))
     check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)

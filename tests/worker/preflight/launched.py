@@ -21,8 +21,8 @@ from moebius_worker.preflight.subject import ProbeStep, steps_for
 RUNNING, STEP = 96, 2048
 ARCHITECTURE = (9, 0)
 # Small numbers, neighbours of powers of two, multiples of 16 and of nothing: kernels are compiled for such.
-DECODES = (*range(1, 18), 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 95, 96)
-PROMPTS = (*range(2, 18), 31, 32, 33, 47, 48, 64, 65, 129, 255, 256, 257, 500, 768, 1023, 1024, 1536, 1999)
+DECODES = (*range(1, 10), 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 80, 95, 96)
+PROMPTS = (*range(2, 10), 15, 16, 17, 31, 32, 33, 48, 64, 65, 129, 256, 257, 500, 768, 1023, 1024, 1999)
 
 
 def main(model: str, form: str) -> None:
