@@ -4,6 +4,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -22,20 +23,19 @@ from pydantic_settings import (
 Seconds = Annotated[float, Field(gt=0)]
 
 
-def split_at_commas(value: Any) -> Any:
-    """Of a text; what is a list already stays as it is."""
-    return (
-        tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-    )
+def split_at_commas(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _words(value: Any) -> Any:
-    """As `split_at_commas`; but a JSON list, which is what all other lists are in the environment, is one."""
-    try:
-        given = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        given = value
-    return given if isinstance(given, list) else split_at_commas(value)
+    """Of a text; what is a list already stays as it is. All other lists in the environment are JSON, and a
+    text that is such a list is one here too."""
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        if isinstance(given := json.loads(value), list):
+            return given
+    return split_at_commas(value)
 
 
 # With the type of a setting that holds a list of words: separated by commas in the environment as in a flag.

@@ -2,6 +2,7 @@
 
 from moebius_kernels.registry import Query
 from moebius_kernels.triton import sampling
+from moebius_kernels.triton.admission import x_refusal
 from moebius_kernels.triton.targets import ARCHITECTURES
 
 # Its kernels are built for the device that is there, and its own tables of architectures are longer.
@@ -46,11 +47,10 @@ def draw_refusal(query: Query) -> str | None:
 def experts_refusal(query: Query) -> str | None:
     """Tiles of 128 tokens, so for prompts alone."""
     weights = query.arguments["weights"]
-    x = query.arguments["x"]
     if query.tokens.last < LEAST_TOKENS:
         return f"its tiles of 128 tokens are for {LEAST_TOKENS} tokens and more"
-    if x.dtype != "bfloat16":
-        return f"x is {x.dtype}, it takes bfloat16"
+    if reason := x_refusal(query):
+        return reason
     if len(weights["gate_up"]) > 1:
         return "gate and up are two matrices"
     if weights["gate_up_bias"] is not None:

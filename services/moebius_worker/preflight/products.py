@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from moebius_kernels.formats.format import Format
 from moebius_kernels.formats.pack import packed_format
 from moebius_kernels.tuning import DenseProduct, ExpertProduct, Product
 from moebius_worker.checkpoint.checkpoint import Checkpoint
@@ -46,17 +45,13 @@ def _all(layer: Layer) -> Iterator[Layer]:
 def _dense(matrix: Matrix) -> Iterator[Product]:
     for block in matrix.blocks:
         rows, columns = block.shape
-        yield DenseProduct(_packed(block.format), rows, columns)
+        yield DenseProduct(packed_format(block.format), rows, columns)
 
 
 def _experts(config: MoeConfig, store: ResidentExperts) -> Iterator[Product]:
     [down] = store.down.blocks
     # Gate and up in unlike forms are no kernel's.
     if len({block.format for block in store.gate_up.blocks}) == 1:
-        gate_up = _packed(store.gate_up.blocks[0].format)
+        gate_up = packed_format(store.gate_up.blocks[0].format)
         sizes = config.total, config.per_token, config.hidden_size, config.inner
-        yield ExpertProduct(gate_up, _packed(down.format), *sizes)
-
-
-def _packed(format: Format) -> Format:
-    return packed_format(format)
+        yield ExpertProduct(gate_up, packed_format(down.format), *sizes)
