@@ -16,13 +16,14 @@ from xdist.scheduler import LoadScopeScheduling
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Their tests start processes and watch clocks: they run one after the other, and share what a session starts.
+# Their tests start processes, wait more than they compute, and share what a session starts: a folder is for
+# one process, whatever runs beside it. They begin first, the longest first: what ends late is short then.
 TOGETHER = (
-    "tests/cli/",
-    "tests/controller/",
     "tests/faults/",
-    "tests/integration/",
+    "tests/cli/",
     "tests/worker/front/",
+    "tests/controller/",
+    "tests/integration/",
     "tests/worker/sim/",
 )
 # Each of their tests compiles kernels of its own, where there is a GPU: all processes take part in that.
@@ -39,20 +40,31 @@ APART = (
 
 
 class Together(LoadScopeScheduling):
-    """One process takes all that belong together, and the others what is left, file by file or in single
-    tests."""
+    """Processes take first what belongs together, folder by folder, then what is left, file by file or in
+    single tests."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(TOGETHER):
-            return "processes"
+            return TOGETHER[_place(nodeid)]
         if nodeid.startswith(APART):
             return nodeid
         return nodeid.partition("::")[0]
 
 
+def _place(nodeid: str) -> int:
+    """Among the folders that belong together; behind them all for others."""
+    return next((place for place, folder in enumerate(TOGETHER) if nodeid.startswith(folder)), len(TOGETHER))
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: _place(item.nodeid))
+
+
 # Nobody asks for it under `-p no:xdist`.
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
+    # Else those with most tests begin first, which says little of how long they take.
+    config.option.loadscopereorder = False
     return Together(config, log)
 
 

@@ -1,17 +1,24 @@
 """The feed-forward networks of the experts that tokens were routed to."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from moebius_kernels.activations import SILU, Activation, gated
+from moebius_kernels.formats.dense import Dense, dense
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.linear import linear
 from moebius_kernels.router import Route
 
 # `linear`, or what computes nearly the same.
 Product = Callable[[torch.Tensor, Sequence[StoredMatrix], torch.Tensor | None], torch.Tensor]
+
+# Numbers of quantised matrices that are expanded together, beyond one matrix: on a GPU a hundred launches for
+# each expert would take longer than what they do. A CPU's caches hold no more than one.
+_EXPANDED_TOGETHER: Mapping[str, int] = MappingProxyType({"cuda": 1 << 25})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +72,14 @@ def weighted_sum(
     inputs = x.index_select(0, order // top_k)
     outputs = torch.zeros_like(inputs)
     first, *counts = (pair_slots + 1).bincount(minlength=weights.num_slots + 1).tolist()
-    for slot, count in enumerate(counts):
-        if count:
-            rows = slice(first, first + count)
-            outputs[rows] = _expert(inputs[rows], slot, weights, activation, product)
-            first += count
+    hit = [slot for slot, count in enumerate(counts) if count]
+    for slot, gate_up, down in _matrices_of(hit, weights, _EXPANDED_TOGETHER.get(x.device.type, 0)):
+        rows = slice(first, first + counts[slot])
+        gate_up_bias = None if weights.gate_up_bias is None else weights.gate_up_bias[slot]
+        down_bias = None if weights.down_bias is None else weights.down_bias[slot]
+        hidden = gated(product(inputs[rows], gate_up, gate_up_bias), activation)
+        outputs[rows] = product(hidden, [down], down_bias)
+        first += counts[slot]
     # Back to (token, k), then the sum over k: unlike adding into a shared row, that has one order of
     # summation on every device.
     pairs = torch.empty_like(outputs).index_copy_(0, order, outputs).view(num_tokens, top_k, -1)
@@ -84,10 +94,19 @@ def slots_of_pairs(route: Route, weights: ExpertWeights) -> torch.Tensor:
     return torch.where(experts < 0, experts, weights.slots[experts])
 
 
-def _expert(
-    x: torch.Tensor, slot: int, weights: ExpertWeights, activation: Activation, product: Product
-) -> torch.Tensor:
-    gate_up_bias = None if weights.gate_up_bias is None else weights.gate_up_bias[slot]
-    down_bias = None if weights.down_bias is None else weights.down_bias[slot]
-    gate_up = product(x, [matrix[slot] for matrix in weights.gate_up], gate_up_bias)
-    return product(gated(gate_up, activation), [weights.down[slot]], down_bias)
+def _matrices_of(
+    slots: Sequence[int], weights: ExpertWeights, numbers: int
+) -> Iterator[tuple[int, Sequence[StoredMatrix], StoredMatrix]]:
+    """Each slot with its matrices, of which up to so many `numbers` are expanded together."""
+    largest = max(math.prod(matrix.shape[1:]) for matrix in (*weights.gate_up, weights.down))
+    together = max(1, numbers // largest)
+    for start in range(0, len(slots), together):
+        some = slots[start : start + together]
+        gate_up = zip(*(_matrices(matrix, some) for matrix in weights.gate_up), strict=True)
+        yield from zip(some, gate_up, _matrices(weights.down, some), strict=True)
+
+
+def _matrices(matrix: StoredMatrix, slots: Sequence[int]) -> list[StoredMatrix]:
+    if len(slots) == 1 or isinstance(matrix.format, Dense):
+        return [matrix[slot] for slot in slots]
+    return [dense(one) for one in matrix.take(slots).dequantize()]

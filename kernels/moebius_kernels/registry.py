@@ -79,9 +79,8 @@ class Backend:
     `architectures`: of CUDA devices, exactly these; empty on other devices. `formats`: the names of the
     stored forms it reads, None for whatever `admits` lets through. `admits`: why it cannot serve a query,
     None if it can for every count in its range; looks at nothing but the query. `capturable`: in a CUDA
-    graph. `compiles`: at its first call of a kind. `workspace`: bytes that it takes beside its result.
-    `reference`: what it computes, if that is not quite what the operation's reference does, but what the
-    stored forms that it admits declare; None for the operation's.
+    graph. `reference`: what it computes, if that is not quite what the operation's does, but what the stored
+    forms that it admits declare; None for the operation's.
     `own`: makes one that keeps something from call to call, for a user whose calls are in one order.
     `build_seconds`: that its first call may take, where that is more than others get.
     """
@@ -94,8 +93,6 @@ class Backend:
     formats: frozenset[str] | None = None
     admits: Callable[[Query], str | None] = _anything
     capturable: bool = True
-    compiles: bool = False
-    workspace: Callable[[Query], int] = lambda query: 0
     reference: Callable[..., Any] | None = None
     own: Callable[[], Callable[..., Any]] | None = None
     build_seconds: float = 0.0
@@ -178,8 +175,8 @@ def declared(table: str, providers: Sequence[str] = PROVIDERS) -> Iterator[Any]:
             yield from getattr(importlib.import_module(module), table, ())
 
 
-def refusal(backend: Backend, query: Query, limit: int | None = None) -> str | None:
-    """Why the backend is not even tried, None if it may be. `limit`: bytes of workspace that there are."""
+def refusal(backend: Backend, query: Query) -> str | None:
+    """Why the backend is not even tried, None if it may be."""
     device = query.device
     if device.kind not in backend.devices:
         return f"runs on {', '.join(backend.devices)}, not on {device.kind}"
@@ -196,13 +193,9 @@ def refusal(backend: Backend, query: Query, limit: int | None = None) -> str | N
         if foreign:
             return f"does not read {', '.join(sorted(foreign))}"
     try:
-        reason = backend.admits(query)
-        needed = backend.workspace(query) if reason is None else 0
+        return backend.admits(query)
     except Exception as error:
         return f"its admission raised {type(error).__name__}: {error}"
-    if reason is None and limit is not None and needed > limit:
-        return f"needs {needed} bytes of workspace, {limit} are left"
-    return reason
 
 
 def _modules(providers: Sequence[str]) -> Iterator[str]:

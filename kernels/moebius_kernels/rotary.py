@@ -149,6 +149,7 @@ def apply_rotary(x: torch.Tensor, angles: Angles) -> torch.Tensor:
 
     x [T, heads, D]; computed in fp32, returned in x's dtype.
     """
+    _, _, dim = x.shape
     width = angles.cos.shape[-1]
     turning = x[..., :width]
     if angles.interleaved:
@@ -156,4 +157,4 @@ def apply_rotary(x: torch.Tensor, angles: Angles) -> torch.Tensor:
     else:
         partners = turning.roll(width // 2, dims=-1)
     turned = (turning * angles.cos + partners * angles.sin).to(x.dtype)
-    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
+    return turned if width == dim else torch.cat((turned, x[..., width:]), dim=-1)

@@ -102,13 +102,18 @@ def find_tuner() -> Tuner:
     raise LookupError("the kernels that have tilings are not installed")
 
 
+def tilings_folder(root: Path) -> Path:
+    """Where below `root` all tilings are that users measured."""
+    return root / "tilings"
+
+
 def tilings_path(root: Path, device: Device) -> Path:
     """Where below `root` the tilings are that were measured on such a GPU. Raises ValueError for a CPU."""
     if device.architecture is None:
         raise ValueError(f"tilings are of GPUs, and {device.name} is none")
     name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
     major, minor = device.architecture
-    return root / "tilings" / f"{name}-sm{major}{minor}.json"
+    return tilings_folder(root) / f"{name}-sm{major}{minor}.json"
 
 
 def tilings_digest(root: Path, device: Device) -> str:

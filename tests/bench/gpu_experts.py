@@ -3,10 +3,10 @@
     python -m tests.bench.gpu_experts [--shapes qwen3 ...] [--formats nvfp4_words ...] [--tokens 1 8 ...]
         [--routing uniform zipf] [--out FILE] [--tune kernels/moebius_kernels/triton/tables/hopper.json]
 
-What is measured is what `moebius kernels tune` measures (`triton/tune_trials.py`); `--tune` looks for the
-best tilings, and writes them into the table that is shipped. Floors: bytes of the experts that were hit at
-4.3 TB/s, or operations at 790 TFLOP/s, whichever is longer. With Zipf's law an expert is as likely as its
-rank is low.
+A row for each of Triton's backends that a preflight would try: it takes the fastest. What is measured is
+what `moebius kernels tune` measures (`triton/tune_trials.py`); `--tune` looks for the best tilings, and
+writes them into the table that is shipped. Floors: bytes of the experts that were hit at 4.3 TB/s, or
+operations at 790 TFLOP/s, whichever is longer. With Zipf's law an expert is as likely as its rank is low.
 """
 
 import argparse
@@ -14,12 +14,18 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
+from moebius_kernels.activations import SILU
+from moebius_kernels.calls import shapes_of
+from moebius_kernels.experts import ExpertWeights
+from moebius_kernels.formats.format import StoredMatrix
+from moebius_kernels.registry import Query, TokenRange, refusal
 from moebius_kernels.router import Route, topk_softmax
+from moebius_kernels.triton import expanded_experts, hopper_experts
 from moebius_kernels.triton.expert_tiling import (
     ExpertShape,
     Measurement,
@@ -32,8 +38,9 @@ from moebius_kernels.triton.tiling_tables import replaced
 from moebius_kernels.triton.tune import compile_ahead, measured
 from moebius_kernels.triton.tune_points import points_of, shape_of
 from moebius_kernels.triton.tune_search import short
-from moebius_kernels.triton.tune_trials import ExpertTrials, sets_of
-from moebius_kernels.tuning import Compiling, Dropped, ExpertProduct, Trying, Tuned
+from moebius_kernels.triton.tune_trials import Experts, ExpertTrials, sets_of
+from moebius_kernels.tuning import Compiling, Dropped, ExpertProduct, Point, Trying, Tuned
+from moebius_worker.preflight.machine import device_here
 from tests.kernels.triton.matrices import FORMATS
 
 BANDWIDTH, FLOPS = 4.3e12, 790e12
@@ -54,7 +61,8 @@ TOKENS = (1, 2, 8, 32, 64, 128, 512, 4096, 8192, 16384)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`least`: the floor, in microseconds; `hit`: experts with tokens; `error`: relative."""
+    """`least`: the floor, in microseconds; `hit`: experts with tokens; `error`: relative; `way`: a backend,
+    or the tiling of the one that has tilings."""
 
     shape: str
     format: str
@@ -64,7 +72,7 @@ class Row:
     least: float
     hit: int
     error: float
-    tiling: str
+    way: str
 
 
 class SkewedTrials(ExpertTrials):
@@ -98,6 +106,36 @@ def chosen(product: ExpertProduct, tokens: int) -> ExpertTiling:
     return expert_tiling(tokens, shape)
 
 
+def ways(product: ExpertProduct, tokens: int) -> dict[str, ExpertTiling | Experts]:
+    """By the words that a row has for it."""
+    meta = torch.device("meta")
+    gate_up = StoredMatrix.empty(product.gate_up, (product.experts, 2 * product.inner, product.hidden), meta)
+    down = StoredMatrix.empty(product.down, (product.experts, product.hidden, product.inner), meta)
+    call = {
+        "x": torch.empty(1, product.hidden, dtype=torch.bfloat16, device=meta),
+        "route": topk_softmax(torch.empty(1, product.experts, device=meta), product.top_k),
+        "weights": ExpertWeights([gate_up], down),
+        "activation": SILU,
+    }
+    shapes = shapes_of("routed_experts", call)
+    query = Query("routed_experts", shapes, TokenRange(tokens, tokens), device_here(DEVICE.type))
+    tiling = chosen(product, tokens)
+    others = (*hopper_experts.BACKENDS, *expanded_experts.BACKENDS)
+    return {short(tiling): tiling} | {one.name: one.function for one in others if refusal(one, query) is None}
+
+
+def kernels_of(point: Point) -> Iterator[tuple[Point, ExpertTiling | Experts]]:
+    """To be compiled, which is done with the weights of a few experts: these cannot be expanded as if they
+    were all, but kernels that multiply what has been expanded are those of bf16."""
+    assert isinstance(point.product, ExpertProduct)
+    wide = replace(point.product, gate_up=FORMATS["bf16"], down=FORMATS["bf16"])
+    for way in ways(point.product, point.tokens).values():
+        if way is expanded_experts.routed_experts:
+            yield replace(point, product=wide), hopper_experts.routed_experts
+        else:
+            yield point, way
+
+
 def floor(trials: ExpertTrials, tokens: int) -> tuple[float, int]:
     """Microseconds, and the experts that are hit."""
     product, [gate_up], down = trials.product, trials.weights[0].gate_up, trials.weights[0].down
@@ -121,18 +159,17 @@ def measure(
 ) -> Iterator[Row]:
     """Of each shape and format."""
     points = points_of([product_of(*case) for case in cases], tokens)
-    compile_ahead([(one, chosen(one.product, one.tokens)) for one in points], say)  # type: ignore[arg-type]
+    compile_ahead([kernel for point in points for kernel in kernels_of(point)], say)
     for (shape, form), routing in itertools.product(cases, routings):
         product = product_of(shape, form)
         trials = trials_of(product, routing=routing)
-        for count in tokens:
-            tiling = chosen(product, count)
+        for count, name, way in ((one, *way) for one in tokens for way in ways(product, one).items()):
             try:
-                wrong, us = trials.error(count, tiling), trials.microseconds(count, tiling)
+                wrong, us = trials.error(count, way), trials.microseconds(count, way)
             except Exception as error:
-                print(f"{shape} {form} {count}: {type(error).__name__}: {error}", flush=True)
+                print(f"{shape} {form} {count} {name}: {type(error).__name__}: {error}", flush=True)
                 continue
-            yield Row(shape, form, routing, count, us, *floor(trials, count), wrong, short(tiling))
+            yield Row(shape, form, routing, count, us, *floor(trials, count), wrong, name)
         del trials
         torch.cuda.empty_cache()
 
@@ -141,7 +178,7 @@ def line(row: Row) -> str:
     return (
         f"{row.shape + ' ' + row.format:19} {row.routing:7} {row.tokens:5} {row.microseconds:7.1f} us, "
         f"floor {row.least:6.1f} us ({row.least / row.microseconds:4.0%}), {row.hit:3} experts, "
-        f"err {row.error:.1e} {row.tiling}"
+        f"err {row.error:.1e} {row.way}"
     )
 
 

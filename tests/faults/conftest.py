@@ -31,8 +31,8 @@ class Scenes:
     def __init__(self, folder: Path, exits: AsyncExitStack) -> None:
         self._folder = folder
         self._exits = exits
-        # So many layers: a step takes long enough for a fault to come between two of them, and a load longer
-        # than its client takes to find out, beside reading 16 streams, whom to strike.
+        # So many layers: a step takes long enough for a fault to come between two of them, and longer than a
+        # client takes to read what 16 streams got by it.
         self._checkpoint = write_checkpoint(folder / "tiny-mixtral", "mixtral", num_hidden_layers=24)
         self._scenes: dict[int, Scene] = {}
         # What the first scene was asked, and what it said: another says the same.

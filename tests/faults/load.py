@@ -13,7 +13,7 @@ from tests.tiny import EOS_TOKEN_ID
 # that are tied to them strike exactly the requests that carry them.
 KILLING_TOKEN_ID = 0
 RAISING_TOKEN_ID = EOS_TOKEN_ID
-MAX_TOKENS = 320
+MAX_TOKENS = 160
 # Between the best and the second token, in nats: a step's batch changes sums in their last bits only.
 SAFE_MARGIN = 2e-4
 

@@ -7,11 +7,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Event:
-    """Sends `signal` to a process of the worker that is busiest when clients have seen `at_chunk` chunks."""
+    """Sends `signal` to a process of worker number `worker` when clients have seen `at_chunk` chunks."""
 
     at_chunk: int
     target: Literal["engine", "front"]
     signal: signal.Signals
+    worker: int = 0
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ SCENARIOS = (
     Scenario(
         "engine killed, then a worker",
         2,
-        (Event(200, "engine", signal.SIGKILL), Event(900, "front", signal.SIGKILL)),
+        (Event(200, "engine", signal.SIGKILL), Event(900, "front", signal.SIGKILL, worker=1)),
     ),
     Scenario("worker stopped", 2, (Event(300, "front", signal.SIGSTOP),)),
     Scenario("engine stopped", 2, (Event(300, "engine", signal.SIGSTOP),)),

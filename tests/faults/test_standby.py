@@ -31,7 +31,7 @@ async def ready(running: Stack, engines: int) -> tuple[WorkerView, int]:
 
 
 async def test_streams_outlive_engines_and_who_stands_by_for_them(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "tiny-mixtral", "mixtral", num_hidden_layers=4)
+    checkpoint = write_checkpoint(tmp_path / "tiny-mixtral", "mixtral", num_hidden_layers=8)
     env = {"MOEBIUS_WORKER_STANDBY": "yes", "MOEBIUS_WORKER_THREADS": "1"}
     async with stack(checkpoint, tmp_path / "state", workers=1, env=env) as running:
         model = await running.model()

@@ -4,9 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from moebius_kernels import experts
 from moebius_kernels.activations import SILU, ClampedSwiglu, gated
 from moebius_kernels.experts import ExpertWeights, routed_experts
 from moebius_kernels.formats.dense import dense
+from moebius_kernels.formats.e2m1_words import E2m1Words
+from moebius_kernels.formats.format import StoredMatrix
+from moebius_kernels.formats.fp8 import Fp8
+from moebius_kernels.formats.nvfp4 import Nvfp4
+from moebius_kernels.formats.pack import pack
+from moebius_kernels.formats.random_matrix import random_matrix
 from moebius_kernels.router import Route, topk_softmax
 
 HIDDEN, INNER = 16, 24
@@ -143,3 +150,23 @@ def test_bf16_experts_sum_in_fp32():
     y = routed_experts(x, route, weights(gate_up, down))
     assert y.dtype == torch.bfloat16
     check(y, naive_experts(x, route, gate_up, down), tolerance=0.03)
+
+
+@pytest.mark.parametrize("form", [Nvfp4(), E2m1Words(Nvfp4()), Fp8(16, 16)])
+def test_experts_that_are_expanded_together_are_the_same(form, monkeypatch):
+    """As on a GPU, a few at a time; those without tokens are not among them."""
+    base = form.base if isinstance(form, E2m1Words) else form
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    gate_up, down = (random_matrix(base, shape, generator) for shape in ((8, 64, 32), (8, 32, 32)))
+    if base is not form:
+        gate_up, down = pack(gate_up), pack(down)
+    used = torch.tensor([1, 2, 4, 5, 7], device=DEVICE)
+    chosen = topk_softmax(draw(9, 5, seed=3), 2)
+    x, route = draw(9, 32, seed=2).bfloat16(), Route(chosen.weights, used[chosen.experts])
+    monkeypatch.setattr(experts, "_EXPANDED_TOGETHER", {})
+    apart = routed_experts(x, route, ExpertWeights([gate_up], down))
+    taken, take = [], StoredMatrix.take
+    monkeypatch.setattr(StoredMatrix, "take", lambda one, slots: (taken.append(slots), take(one, slots))[1])
+    monkeypatch.setattr(experts, "_EXPANDED_TOGETHER", {DEVICE.type: 2 * 64 * 32})
+    assert torch.equal(routed_experts(x, route, ExpertWeights([gate_up], down)), apart)
+    assert taken == 2 * [[1, 2]] + 2 * [[4, 5]]

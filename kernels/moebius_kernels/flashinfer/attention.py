@@ -21,8 +21,6 @@ from moebius_kernels.triton.decode_attention import decode_attention
 
 required()
 
-# What FlashInfer allocates for the division of the work, on the device and once more on the host.
-_DIVISION_BYTES = 9 << 20
 # For sums of parts of a row's keys, into which no row is divided here.
 _PARTIAL_BYTES = 1 << 10
 
@@ -137,8 +135,6 @@ BACKENDS = (
         architectures=SUPPORTED,
         admits=attention_refusal,
         capturable=False,
-        compiles=True,
-        workspace=lambda query: _DIVISION_BYTES,
         own=PagedAttention,
         build_seconds=BUILD_SECONDS,
     ),

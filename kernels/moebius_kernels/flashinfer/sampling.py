@@ -45,6 +45,5 @@ BACKENDS = (
         draw_tokens,
         architectures=SUPPORTED,
         admits=_admits,
-        compiles=True,
     ),
 )

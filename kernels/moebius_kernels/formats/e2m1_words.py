@@ -4,6 +4,7 @@ NVFP4's factors, which have no sign, lose their denormal numbers: their sign bit
 exponent, so that one multiplication and addition puts them into a bf16.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from moebius_kernels.formats.nvfp4 import Nvfp4
 # Where in a half of the word the bits of its four codes are: sign, then exponent and mantissa, from the
 # highest on. A bf16 has them at 15, 8, 7 and 6: the first code is in place, the next two are a shift away.
 PLACES = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
+# The way back, neighbours together: a code is the bits that are left of the half after these shifts to the
+# right and masks.
+_MOVES = (((12, 8), (6, 7)), ((9, 8), (3, 7)), ((6, 8), (0, 7)), ((11, 12), (10, 3)))
 
 
 # Columns of four words, and those that a row of factors is a multiple of.
@@ -94,10 +98,9 @@ def to_words(data: torch.Tensor) -> torch.Tensor:
 
 def from_words(words: torch.Tensor) -> torch.Tensor:
     """The inverse of `to_words`, still for whole 32 columns."""
-    bytes = words.unflatten(-1, (-1, 4, 2, 2)).int()
-    halves = bytes[..., 0] | bytes[..., 1] << 8
-    codes = torch.zeros((*halves.shape[:-2], 4, 4, 2), dtype=torch.int32, device=words.device)
-    for pair, places in enumerate(PLACES):
-        for bit, place in zip((3, 2, 1, 0), places, strict=True):
-            codes[..., pair, :, :] |= (halves >> place & 1) << bit
-    return pack_nibbles(codes.flatten(-4).to(torch.uint8))
+    halves = words.view(torch.int16).unflatten(-1, (-1, 4, 2))
+    pairs = [
+        functools.reduce(torch.bitwise_or, (halves >> shift & mask for shift, mask in moves))
+        for moves in _MOVES
+    ]
+    return pack_nibbles(torch.stack(pairs, -3).flatten(-4).to(torch.uint8))

@@ -1,6 +1,6 @@
 """What a stored form of a matrix is made of, and matrices in such a form."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -87,6 +87,16 @@ class StoredMatrix:
     def __getitem__(self, index: int) -> Self:
         """The matrix at `index` of the leading dimension."""
         return self._with(self.shape[1:], lambda name, part: part[index])
+
+    def take(self, indices: Sequence[int]) -> Self:
+        """Copies of the matrices at these indices of the leading dimension, [indices, ..., R, C]."""
+        chosen = torch.tensor(indices, device=next(iter(self.parts.values())).device)
+
+        def taken(name: str, part: torch.Tensor) -> torch.Tensor:
+            # PyTorch copies float8 by index on some devices only, bytes on all.
+            return part.view(torch.uint8).index_select(0, chosen).view(part.dtype)
+
+        return self._with((len(indices), *self.shape[1:]), taken)
 
     def narrow_rows(self, start: int, count: int) -> Self:
         """Rows `start` to `start + count`. Raises FormatError where they share scales with others."""

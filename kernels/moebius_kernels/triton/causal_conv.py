@@ -169,4 +169,4 @@ def _keep(
     tl.store(past + place[None, :], last.to(states.dtype.element_ty), mask=inside)
 
 
-BACKENDS = (Backend("causal_conv1d", "triton", causal_conv1d, architectures=ARCHITECTURES, compiles=True),)
+BACKENDS = (Backend("causal_conv1d", "triton", causal_conv1d, architectures=ARCHITECTURES),)

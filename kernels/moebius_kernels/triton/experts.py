@@ -143,13 +143,6 @@ def _admits(query: Query) -> str | None:
     return None
 
 
-def _workspace(query: Query) -> int:
-    """Bytes of what is between gate_up and down, and of each pair's output."""
-    _, hidden, inner = query.arguments["weights"]["down"].shape
-    pairs = query.tokens.last * query.arguments["route"]["experts"].shape[-1]
-    return 2 * pairs * (hidden + inner)
-
-
 BACKENDS = (
     Backend(
         "routed_experts",
@@ -157,7 +150,5 @@ BACKENDS = (
         routed_experts,
         architectures=ARCHITECTURES,
         admits=_admits,
-        compiles=True,
-        workspace=_workspace,
     ),
 )

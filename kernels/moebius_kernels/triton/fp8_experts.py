@@ -11,7 +11,6 @@ from moebius_kernels.activations import SILU, Activation
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.formats.fp8 import Fp8
-from moebius_kernels.formats.rounded_activations import GROUP
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.rounded_products import routed_experts as reference
 from moebius_kernels.router import Route
@@ -93,14 +92,6 @@ def _admits(query: Query) -> str | None:
     return None
 
 
-def _workspace(query: Query) -> int:
-    """Bytes of each pair's x and of what is between its products, both rounded, and of its output."""
-    _, hidden, inner = query.arguments["weights"]["down"].shape
-    pairs = query.tokens.last * query.arguments["route"]["experts"].shape[-1]
-    rounded = pairs * (hidden + inner) * (GROUP + 4) // GROUP
-    return int(rounded + 2 * pairs * hidden)
-
-
 BACKENDS = (
     Backend(
         "routed_experts",
@@ -108,8 +99,6 @@ BACKENDS = (
         routed_experts,
         architectures=FP8_ARCHITECTURES,
         admits=_admits,
-        compiles=True,
-        workspace=_workspace,
         reference=reference,
     ),
 )

@@ -54,13 +54,6 @@ def _admits(query: Query) -> str | None:
     return None
 
 
-def _workspace(query: Query) -> int:
-    """Bytes of x with rows that are missing, of x rounded, and of products that are put side by side."""
-    columns = query.arguments["x"].shape[-1]
-    rounded = query.tokens.last * columns * (2 * GROUP + GROUP + 4) // GROUP
-    return int(rounded + 2 * query.tokens.last * sum(matrix.shape[0] for matrix in query.matrices))
-
-
 BACKENDS = (
     Backend(
         "linear",
@@ -69,8 +62,6 @@ BACKENDS = (
         # Where cuBLAS has them.
         architectures=frozenset({(9, 0)}),
         admits=_admits,
-        compiles=True,
-        workspace=_workspace,
         reference=reference,
     ),
 )

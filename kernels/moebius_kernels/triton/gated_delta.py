@@ -246,6 +246,5 @@ BACKENDS = (
         gated_delta_rule,
         architectures=ARCHITECTURES,
         admits=_admits,
-        compiles=True,
     ),
 )

@@ -108,16 +108,6 @@ def _admits(query: Query) -> str | None:
     return None
 
 
-def _workspace(query: Query) -> int:
-    """Bytes of the largest matrix that is expanded."""
-    expanded = (
-        matrix.shape[0] * matrix.shape[1]
-        for matrix in query.matrices
-        if not isinstance(matrix.format, Dense) and by_library(query.tokens.last, matrix.format, matrix.shape)
-    )
-    return 2 * max(expanded, default=0)
-
-
 BACKENDS = (
     Backend(
         "linear",
@@ -125,7 +115,5 @@ BACKENDS = (
         linear,
         architectures=ARCHITECTURES,
         admits=_admits,
-        compiles=True,
-        workspace=_workspace,
     ),
 )

@@ -48,6 +48,5 @@ BACKENDS = (
         paged_attention,
         architectures=ARCHITECTURES,
         admits=_admits,
-        compiles=True,
     ),
 )

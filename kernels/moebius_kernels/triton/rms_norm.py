@@ -147,7 +147,7 @@ def _admits(query: Query) -> str | None:
 
 
 def _backend(operation: str, function: Any) -> Backend:
-    return Backend(operation, "triton", function, architectures=ARCHITECTURES, admits=_admits, compiles=True)
+    return Backend(operation, "triton", function, architectures=ARCHITECTURES, admits=_admits)
 
 
 BACKENDS = (

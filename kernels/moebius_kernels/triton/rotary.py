@@ -198,13 +198,12 @@ def _admits(query: Query) -> str | None:
 
 
 BACKENDS = (
-    Backend("apply_rotary", "triton", apply_rotary, architectures=ARCHITECTURES, compiles=True),
+    Backend("apply_rotary", "triton", apply_rotary, architectures=ARCHITECTURES),
     Backend(
         "rotate_and_write_kv",
         "triton",
         rotate_and_write_kv,
         architectures=ARCHITECTURES,
         admits=_admits,
-        compiles=True,
     ),
 )

@@ -207,6 +207,4 @@ def admits(query: Query) -> str | None:
     return f"rows of {logits.shape[-1]} logits, it takes {most}" if logits.shape[-1] > most else None
 
 
-BACKENDS = (
-    Backend("draw_tokens", "triton", draw_tokens, architectures=ARCHITECTURES, admits=admits, compiles=True),
-)
+BACKENDS = (Backend("draw_tokens", "triton", draw_tokens, architectures=ARCHITECTURES, admits=admits),)

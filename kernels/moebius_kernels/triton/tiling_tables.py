@@ -18,7 +18,7 @@ from moebius_kernels.jit.cache import cache_root
 from moebius_kernels.jit.sources import digest
 from moebius_kernels.registry import Device
 from moebius_kernels.triton.tiling import Measured, nearest
-from moebius_kernels.tuning import tilings_path
+from moebius_kernels.tuning import tilings_folder, tilings_path
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -106,7 +106,8 @@ def typed(value: D) -> D:
 
 def user_entries(section: str, decode: Decode[E]) -> list[E]:
     """What the user measured on the GPU that is here; nothing without one."""
-    if not torch.cuda.is_available():
+    # Most have measured nothing, and to ask a GPU what it is takes long in a process that has not used it.
+    if not tilings_folder(cache_root()).is_dir() or not torch.cuda.is_available():
         return []
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     device = Device("cuda", properties.name, (properties.major, properties.minor))

@@ -8,7 +8,7 @@ What tries them is a process of its own (`tune_process.py`), since a candidate m
 import contextlib
 import os
 import queue
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib import import_module
@@ -59,8 +59,11 @@ def measured(points: Sequence[Point], report: Report) -> Generator[Entry]:
                 yield entry
 
 
-def compile_ahead(kernels: Sequence[tuple[Point, ExpertTiling | Tiling]], report: Report) -> None:
-    """Side by side, into Triton's cache. What cannot be compiled is found when it is measured."""
+def compile_ahead(
+    kernels: Sequence[tuple[Point, ExpertTiling | Tiling | Callable[..., Any]]], report: Report
+) -> None:
+    """Side by side, into Triton's cache; of each point a way that `tune_trials.py` times. What cannot be
+    compiled is found when it is measured."""
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for point, tiling in dict.fromkeys(kernels):
         waiting.put((point.product, point.tokens, tiling, False))

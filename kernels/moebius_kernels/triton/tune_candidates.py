@@ -22,13 +22,15 @@ def expert_candidates(shape: ExpertShape, tokens: int) -> list[Pairs]:
     found: list[Pairs] = []
     if expected <= 5:
         gate_ups, downs = (_eight(code, expected) for code in (shape.gate_up, shape.down))
-        if expected <= 1:
-            downs += [replace(tile, prefetch=True) for tile in downs[:3]]
-            if shape.inner >= _LONG:
-                downs += [replace(downs[0], splits=splits) for splits in (2, 3)]
+        downs += [replace(tile, prefetch=True) for tile in downs[:3]]
+        if expected <= 1 and shape.inner >= _LONG:
+            downs += [replace(downs[0], splits=splits) for splits in (2, 3)]
         found.append((gate_ups, downs))
     if words:
         found += [(tiles, tiles) for tiles in _four_warps(expected)]
+        if 2 < expected <= 16:
+            halves = _two_eights()
+            found.append((halves, halves + [replace(tile, prefetch=True) for tile in halves[:2]]))
     else:
         if 2 < expected <= 16:
             found.append((_sixteen(shape.gate_up), _sixteen(shape.down)))
@@ -53,6 +55,17 @@ def expert_candidates(shape: ExpertShape, tokens: int) -> list[Pairs]:
         # Their rows are padded, so that no load of theirs has to be narrow.
         return found
     return [(_even(gate_ups, shape.hidden), _even(downs, shape.inner)) for gate_ups, downs in found]
+
+
+def _two_eights() -> list[Tiling]:
+    """Of words, for tokens that are often 8 at most: each eight is multiplied by itself."""
+    return [
+        Tiling(16, 64, 256, 4, 3, parts=2),
+        Tiling(16, 128, 128, 4, 3, parts=2),
+        Tiling(16, 64, 256, 2, 3, parts=2),
+        Tiling(16, 64, 128, 4, 4, parts=2),
+        Tiling(16, 128, 256, 8, 3, parts=2),
+    ]
 
 
 def _four_warps(expected: float) -> list[list[Tiling]]:
@@ -93,6 +106,7 @@ def _eight(code: str, expected: float) -> list[Tiling]:
     found = [
         Tiling(8, 64, 256, 4, 3),
         Tiling(8, 32, 256, 2, 3),
+        Tiling(8, 64, 256, 2, 3),
         Tiling(8, 64, 128, 4, 4),
         Tiling(8, 32, 128, 2, 5),
         Tiling(8, 64, 256, 4, 3, registers=96),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from moebius_kernels.activations import SILU
+from moebius_kernels.activations import SILU, Activation
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.experts import routed_experts as reference
 from moebius_kernels.formats.format import Format, StoredMatrix
@@ -35,6 +35,8 @@ _FEW_EXPERTS = 16
 # Of y, rows of the matrix that are compared: heads have as many as words.
 _COMPARED_ROWS = 4096
 
+# `tiled_experts` with some tiling, or what computes the same: x, route, weights, activation.
+Experts = Callable[[torch.Tensor, Route, ExpertWeights, Activation], torch.Tensor]
 # `tiled_linear` with some tiling, or what computes the same: x, matrix, bias, y.
 Multiply = Callable[[torch.Tensor, StoredMatrix, torch.Tensor | None, torch.Tensor], None]
 
@@ -80,26 +82,34 @@ class ExpertTrials:
         logits = torch.randn(tokens, self._stored, generator=generator, device=self.device)
         return x, topk_softmax(logits, self.product.top_k)
 
-    def run(self, tokens: int, tiling: ExpertTiling) -> torch.Tensor:
-        return tiled_experts(*self.inputs(tokens), self.weights[0], SILU, tiling)
+    def run(self, tokens: int, way: ExpertTiling | Experts) -> torch.Tensor:
+        return _experts(*self.inputs(tokens), self.weights[0], way)
 
-    def error(self, tokens: int, tiling: ExpertTiling) -> float:
+    def error(self, tokens: int, way: ExpertTiling | Experts) -> float:
         if tokens not in self._expected:
             x, route = self.inputs(tokens)
             self._expected = {tokens: reference(x.float(), route, self.weights[0], SILU)}
         with poisoned():
-            y = self.run(tokens, tiling)
+            y = self.run(tokens, way)
         return relative_error(y, self._expected[tokens])
 
-    def microseconds(self, tokens: int, tiling: ExpertTiling) -> float:
+    def microseconds(self, tokens: int, way: ExpertTiling | Experts) -> float:
         weights = self.weights if tokens <= _MANY_TOKENS else self.weights[:_FEW_SETS]
         given = [self.inputs(tokens, seed) for seed in range(len(weights))]
 
         def run() -> None:
             for (x, route), layer in zip(given, weights, strict=True):
-                tiled_experts(x, route, layer, SILU, tiling)
+                _experts(x, route, layer, way)
 
         return replayed(run) / len(weights)
+
+
+def _experts(
+    x: torch.Tensor, route: Route, weights: ExpertWeights, way: ExpertTiling | Experts
+) -> torch.Tensor:
+    if isinstance(way, ExpertTiling):
+        return tiled_experts(x, route, weights, SILU, way)
+    return way(x, route, weights, SILU)
 
 
 class DenseTrials:

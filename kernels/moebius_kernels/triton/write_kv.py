@@ -97,6 +97,4 @@ def _admits(query: Query) -> str | None:
     return admits_pages(query)
 
 
-BACKENDS = (
-    Backend("write_kv", "triton", write_kv, architectures=ARCHITECTURES, admits=_admits, compiles=True),
-)
+BACKENDS = (Backend("write_kv", "triton", write_kv, architectures=ARCHITECTURES, admits=_admits),)

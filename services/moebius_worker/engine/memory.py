@@ -63,6 +63,8 @@ class Demand:
     # Requests at a time, and tokens of the largest step.
     max_running: int = 1
     max_step_tokens: int = 1
+    # Whether the workspace is what steps took, not an estimate.
+    measured: bool = False
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -155,7 +157,7 @@ def plan_table(plan: MemoryPlan) -> str:
     demand, layout = plan.demand, plan.layout
     rows = [
         ("weights", "", demand.weights),
-        ("workspace", "", demand.workspace),
+        ("workspace", "measured" if demand.measured else "estimated", demand.workspace),
         *(
             (name, f"{count} x {_size(each)}", count * each)
             for name, count, each in (

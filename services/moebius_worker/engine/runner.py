@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple, Self
 
@@ -143,13 +143,19 @@ class ModelRunner:
         return cls.of(PlannedModel.of(checkpoint, options), progress)
 
     @classmethod
-    def of(cls, planned: "PlannedModel", progress: Progress = lambda phase, done, total: None) -> Self:
-        """Reads the weights if they have not been read yet. Raises CheckpointError."""
+    def of(
+        cls,
+        planned: "PlannedModel",
+        progress: Progress = lambda phase, done, total: None,
+        plan: MemoryPlan | None = None,
+    ) -> Self:
+        """Reads the weights if they have not been read yet. `plan`: other caches than those that are planned.
+        Raises CheckpointError."""
         planned.read(progress)
         return cls(
             planned.architecture,
             planned.model,
-            planned.plan,
+            plan or planned.plan,
             planned.max_step_tokens,
             planned.place,
             planned.kv_format,
@@ -262,8 +268,10 @@ class PlannedModel:
     _read: bool = field(default=False, init=False)
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, options: RunnerOptions) -> Self:
-        """Takes no memory yet. Raises CheckpointError, and OutOfMemoryPlan for a model that does not fit."""
+    def of(cls, checkpoint: Checkpoint, options: RunnerOptions, *, estimated: bool = True) -> Self:
+        """Takes no memory yet. `estimated`: what steps take of a GPU is counted by an estimate, which may be
+        far too much; otherwise not at all before it is `measured`. Raises CheckpointError, and
+        OutOfMemoryPlan for a model that does not fit."""
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         place = place_for(checkpoint, options)
@@ -276,12 +284,13 @@ class PlannedModel:
         step_tokens = options.max_step_tokens or STEP_TOKENS[place.device.type]
         check_host(loading.host_nbytes if gpu else 0, host_memory())
         weights = loading.packed_nbytes if gpu else loading.nbytes
+        demand = _demand(model, weights, options, step_tokens, place.dtype)
+        later = gpu and not estimated
         plan = plan_memory(
-            _demand(model, weights, options, step_tokens, place.dtype),
-            memory,
-            GPU_SHARE if gpu else HOST_SHARE,
+            replace(demand, workspace=0) if later else demand, memory, GPU_SHARE if gpu else HOST_SHARE
         )
-        log.info("memory plan\n" + plan_table(plan))
+        if not later:
+            log.info("memory plan\n" + plan_table(plan))
         architecture = architecture_of(checkpoint.config)
         return cls(architecture, model, loading, plan, memory, step_tokens, place, options.kv_format)
 
@@ -289,6 +298,14 @@ class PlannedModel:
     def leaves_room(self) -> bool:
         """Whether another process finds room for a layer and what it computes, beside the weights."""
         return 2 * self.plan.demand.weights < self.memory.available
+
+    def measured(self, workspace: int, memory: Memory) -> None:
+        """Plans the caches anew: steps take `workspace` bytes of the GPU's `memory`, in which the weights are
+        already. Raises OutOfMemoryPlan."""
+        demand = replace(self.plan.demand, workspace=workspace, measured=True)
+        whole = Memory(memory.available + demand.weights, memory.total)
+        self.plan = plan_memory(demand, whole, GPU_SHARE)
+        log.info("memory plan\n" + plan_table(self.plan))
 
     def read(self, progress: Progress) -> None:
         """The weights, once. Raises CheckpointError."""

@@ -21,10 +21,11 @@ from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.phases import Phases
 from moebius_worker.engine.pipe import Pipe
 from moebius_worker.engine.run_ahead import RunAhead
-from moebius_worker.engine.runner import ModelRunner, PlannedModel, RunnerOptions
+from moebius_worker.engine.runner import PlannedModel, RunnerOptions
 from moebius_worker.engine.sampler import choose, sample
 from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.preflight.examine import Wanted
+from moebius_worker.preflight.measure import make_runner, refusing_plainly
 from moebius_worker.preflight.prepare import prepare, references_alone
 from moebius_worker.preflight.process import Waiting
 from moebius_worker.preflight.run import Progress
@@ -71,12 +72,13 @@ def load_and_serve(
         threading.Thread(target=hash_compiler, daemon=True).start()
     progress("planning the memory", 0, 0)
     # The memory is measured before others take some of it for a while.
-    planned = PlannedModel.of(checkpoint, options)
+    planned = PlannedModel.of(checkpoint, options, estimated=False)
 
     def read_weights() -> None:
         """While kernels are compiled, unless they take the memory that the preflight needs."""
         if planned.leaves_room:
-            planned.read(progress)
+            with refusing_plainly(planned):
+                planned.read(progress)
 
     if settings.kernels == "reference":
         kernels = references_alone(settings.exclude_backends)
@@ -91,12 +93,7 @@ def load_and_serve(
         )
     for process in waiting.values():
         process.end()
-    runner = ModelRunner.of(planned, progress)
-    runner.bind(kernels.operations)
-    if kernels.plan.choices:
-        if settings.cuda_graphs:
-            runner.capture(kernels.plan.capturable, progress)
-        kernels.warm_up(runner, lambda phase, done, total: progress(phase, 0, 0))
+    runner = make_runner(planned, kernels, progress, graphs=settings.cuda_graphs)
     config = SchedulerConfig(
         runner.layout,
         max_running=settings.max_running,

@@ -125,6 +125,8 @@ async def _send(stream: GatewayStream, context: grpc.aio.ServicerContext) -> Non
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
+            # That it fails when the gateway is gone is asked of nobody, which asyncio would log as an error.
+            writing.add_done_callback(lambda done: done.cancelled() or done.exception())
             # While it is under way gRPC cannot say how the stream ends, and the gateway would wait for that.
             await asyncio.wait([writing], timeout=LAST_WRITE_SECONDS)
             raise

@@ -20,7 +20,7 @@ from moebius_kernels.calls import named_arguments, shapes_of
 from moebius_kernels.jit.triton_ahead import collected, compile_all, pretend
 from moebius_kernels.jit.triton_cache import hash_compiler
 from moebius_kernels.operations import OPERATION_NAMES, REFERENCE, Operations
-from moebius_kernels.registry import Backend, Device, Query, Registry, TokenRange, refusal
+from moebius_kernels.registry import Backend, Device, Query, Registry, TokenRange, gather, refusal
 from moebius_worker.host_memory import host_memory
 from moebius_worker.preflight.child import Send, Task, begin, named
 from moebius_worker.preflight.report import Doing
@@ -32,8 +32,18 @@ _PROCESS_BYTES = 2**30
 
 def main(arguments: Sequence[str] | None = None) -> None:
     leave_dynamo_out()
-    task, send = begin(__doc__, arguments)
+    hashing = Thread(target=hash_compiler)
+    hashing.start()
+    task, send = begin(__doc__, arguments, make_ready)
+    # It must not be in the midst of something when processes are forked.
+    hashing.join()
     compile_ahead(task, send)
+
+
+def make_ready() -> None:
+    """What every task needs is imported: kernels, and what PyTorch takes to compute sizes in Python."""
+    gather()
+    torch.arange(1, device="meta")
 
 
 def leave_dynamo_out() -> None:
@@ -48,8 +58,6 @@ def compile_ahead(task: Task, send: Send) -> None:
     """Everything that the steps of `task.sizes` launch, into Triton's cache."""
     assert task.sizes is not None
     send(Doing("looking for kernels to compile"))
-    hashing = Thread(target=hash_compiler)
-    hashing.start()
     subject: Subject = named(task.sizes)(**task.options)
     assert subject.device.architecture is not None
     pretend(subject.device.architecture)
@@ -58,8 +66,6 @@ def compile_ahead(task: Task, send: Send) -> None:
         for step in task.steps:
             with contextlib.suppress(Exception):
                 subject.run(step)
-    # It must not be in the midst of something when processes are forked.
-    hashing.join()
     processes = max(1, min(cpu_count(), host_memory().available // _PROCESS_BYTES))
     count = len(compilations)
 

@@ -16,7 +16,7 @@ from typing import Any
 from moebius_common.garbage import collect_nothing_yet, spare_what_is_there
 from moebius_kernels.jit.triton_cache import hash_compiler
 from moebius_kernels.plan import Verdict
-from moebius_kernels.registry import Registry, TokenRange
+from moebius_kernels.registry import Registry, TokenRange, gather
 from moebius_worker.preflight.probe import Patience, Probe
 from moebius_worker.preflight.report import Doing, Judged, Message, Site, StepDone, encode
 from moebius_worker.preflight.subject import ProbeStep, Subject
@@ -65,12 +65,21 @@ def decode_task(data: bytes) -> Task:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    task, send = begin(__doc__, arguments)
+    task, send = begin(__doc__, arguments, make_ready)
     _examine(task, send)
 
 
-def begin(description: str | None, arguments: Sequence[str] | None) -> tuple[Task, Send]:
-    """What a process of the preflight is to do, and how it reports."""
+def make_ready() -> None:
+    """What every task on a GPU needs: kernels are imported, and Triton reads itself."""
+    gather()
+    hash_compiler()
+
+
+def begin(
+    description: str | None, arguments: Sequence[str] | None, make_ready: Callable[[], None] = lambda: None
+) -> tuple[Task, Send]:
+    """What a process of the preflight is to do, and how it reports. `make_ready`: for a process that waits
+    until somebody knows."""
     collect_nothing_yet()
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--fd", type=int, required=True, help="where to report")
@@ -80,6 +89,8 @@ def begin(description: str | None, arguments: Sequence[str] | None) -> tuple[Tas
     os.set_inheritable(descriptor, False)
     for module in options.preload:
         import_module(module)
+    if options.preload:
+        make_ready()
     task = decode_task(sys.stdin.buffer.readline())
     os.environ.update(task.environment)
 

@@ -135,7 +135,13 @@ def examination_for(checkpoint: Checkpoint, wanted: Wanted, *, elsewhere: bool =
     return Examination(
         subject="moebius_worker.preflight.model:open_subject",
         sizes="moebius_worker.preflight.model:open_sizes" if place.device.type == "cuda" else None,
-        options=subject_options(checkpoint, options, place.dtype, max_step_tokens),
+        options=subject_options(
+            checkpoint,
+            options,
+            place.dtype,
+            max_step_tokens,
+            None if elsewhere else device_here(place.device.type).architecture,
+        ),
         ranges=ranges,
         steps=steps_for(ranges, max_running=options.max_running, max_step_tokens=max_step_tokens),
         # Steps of decodes alone are the ones that become graphs.
@@ -172,7 +178,7 @@ def _contents(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, str]:
     settings = {
         name: value
         for name, value in examination_for(checkpoint, wanted).options.items()
-        if name not in ("model", "device", "threads")
+        if name not in ("model", "device", "architecture", "threads")
     }
     return {
         "kernels": package_digest(),

@@ -23,6 +23,8 @@ from moebius_worker.preflight.machine import Machine
 
 # Told before each gate; the first call may have to compile.
 Announce = Callable[[str], None]
+# Repeats a captured call.
+Replay = Callable[[], None]
 
 _ALLOCATING = frozenset(
     {
@@ -37,6 +39,8 @@ _ALLOCATING = frozenset(
 
 # Calls that are timed together, where they are captured.
 _ROW = 8
+# Microseconds that a graph of one call may take beyond that call.
+_LAUNCH = 100.0
 
 
 class _RejectedError(Exception):
@@ -84,28 +88,43 @@ def judge(
     machine.latched_error()
     error: float | None = None
     microseconds: float | None = None
-    captured = False
     run: Callable[[], Any] = _Run(backend, trial)
+    replay: Replay | None = None
     try:
         if not backend.is_reference:
             error = _compute(backend, trial, machine, announce)
         if trial.capture and machine.captures and backend.capturable:
             try:
                 with _gate("capture", announce):
-                    run = _capture(backend, trial, machine)
+                    run, replay = _capture(backend, trial, machine)
                 _no_error_left(machine)
-                captured = True
             except _RejectedError:
                 if not backend.is_reference:
                     raise
         if timed:
             with _gate("time", announce):
-                microseconds = _microseconds(run, machine, enough, captured=captured)
+                microseconds = _microseconds(run, replay, machine, enough)
                 machine.synchronise()
             _no_error_left(machine)
     except _RejectedError as rejected:
         return Verdict(backend.name, rejected.gate, rejected.reason, error)
-    return Verdict(backend.name, None, None, error, microseconds, captured)
+    return Verdict(backend.name, None, None, error, microseconds, replay is not None)
+
+
+def again(
+    verdict: Verdict, compute: Callable[[], Any], machine: Machine, announce: Announce
+) -> tuple[Any, Verdict]:
+    """A later call like the one that a candidate passed with this `verdict`: its result, and what is to be
+    said of the candidate now."""
+    machine.latched_error()
+    try:
+        with _gate("again", announce):
+            result = compute()
+            machine.synchronise()
+        _no_error_left(machine)
+    except _RejectedError as rejected:
+        return None, Verdict(verdict.backend, rejected.gate, rejected.reason, verdict.error)
+    return result, verdict
 
 
 def _compute(backend: Backend, trial: Trial, machine: Machine, announce: Announce) -> float:
@@ -179,22 +198,24 @@ def _touched(trial: Trial, run: _Run) -> str:
     )
 
 
-def _microseconds(run: Callable[[], Any], machine: Machine, enough: float, *, captured: bool) -> float:
-    """Of a call; of captured ones in a row, which is how a graph has them: one alone takes less than its
-    launch."""
-    if not captured:
+def _microseconds(run: Callable[[], Any], replay: Replay | None, machine: Machine, enough: float) -> float:
+    """Of a call; of captured ones (`replay`: of one) in a row, which is how a graph has them: one alone takes
+    less than its launch."""
+    if replay is None:
         return machine.microseconds(run, enough)
+    if (alone := machine.microseconds(replay, enough + _LAUNCH)) > enough + _LAUNCH:
+        return alone
 
     def row() -> None:
         for _ in range(_ROW):
             run()
 
-    replay, _ = machine.capture(row)
+    replay_row, _ = machine.capture(row)
     # The first replay has more to do; and what can be captured does not take long.
-    return machine.microseconds(replay, math.inf) / _ROW
+    return machine.microseconds(replay_row, math.inf) / _ROW
 
 
-def _capture(backend: Backend, trial: Trial, machine: Machine) -> "_Run":
+def _capture(backend: Backend, trial: Trial, machine: Machine) -> tuple["_Run", Replay]:
     """Captures the call, gives its inputs other contents, and holds the replay against a plain call with
     those: what was read at the time of the capture shows."""
     static, plain = _Run(backend, trial), _Run(backend, trial)
@@ -220,7 +241,7 @@ def _capture(backend: Backend, trial: Trial, machine: Machine) -> "_Run":
                 _, wrong = difference(found, wanted, limit)
         if wrong is not None:
             raise _RejectedError("capture", f"its replay differs from a plain call: {wrong}")
-    return static
+    return static, replay
 
 
 def _change_rows(trial: Trial, run: _Run) -> None:

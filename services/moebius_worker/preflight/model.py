@@ -8,7 +8,7 @@ import torch
 
 from moebius_kernels.kv_pages import KvFormat
 from moebius_kernels.operations import REFERENCE, Operations
-from moebius_kernels.registry import Device
+from moebius_kernels.registry import Architecture, Device
 from moebius_worker.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.memory import Demand, MemoryPlan
@@ -70,13 +70,15 @@ class ModelSubject:
         self._workload.draw(logits, self._draw_tokens)
 
 
-def open_subject(model: str, **options: Any) -> ModelSubject:
-    """From what travels to a process as JSON (`subject_options`). Raises CheckpointError."""
+def open_subject(model: str, architecture: Sequence[int] | None = None, **options: Any) -> ModelSubject:
+    """From what travels to a process as JSON (`subject_options`). `architecture` is its GPU's anyway. Raises
+    CheckpointError."""
     return ModelSubject(model, *_given(**options))
 
 
 def open_sizes(model: str, architecture: Sequence[int] | None = None, **options: Any) -> ModelSubject:
-    """The same without numbers: on a GPU of this architecture, or on the one that is here."""
+    """The same without numbers: on a GPU of this architecture, which need not be asked then, or on the one
+    that is here."""
     if architecture is None:
         device = device_here("cuda")
     else:
@@ -86,11 +88,16 @@ def open_sizes(model: str, architecture: Sequence[int] | None = None, **options:
 
 
 def subject_options(
-    checkpoint: Checkpoint, options: RunnerOptions, dtype: torch.dtype, max_step_tokens: int
+    checkpoint: Checkpoint,
+    options: RunnerOptions,
+    dtype: torch.dtype,
+    max_step_tokens: int,
+    architecture: Architecture | None,
 ) -> dict[str, Any]:
     """Of `open_subject` and `open_sizes`."""
     return {
         "model": str(checkpoint.path),
+        "architecture": architecture,
         "device": options.device,
         "dtype": str(dtype).removeprefix("torch."),
         "page_size": options.page_size,

@@ -32,10 +32,14 @@ _BATCHES = (
 
 
 class Workload:
-    """Makes slices for the caches of `layout`. `max_model_len`: tokens of a request, at most."""
+    """Makes slices for the caches of `layout`. `max_model_len`: tokens of a request, at most. `longest`:
+    requests have as many of them as they can, not up to CONTEXT."""
 
-    def __init__(self, layout: CacheLayout, vocab_size: int, max_model_len: int) -> None:
+    def __init__(
+        self, layout: CacheLayout, vocab_size: int, max_model_len: int, *, longest: bool = False
+    ) -> None:
         self._layout, self._vocab_size, self._max_model_len = layout, vocab_size, max_model_len
+        self._longest = longest
         self._random = random.Random(0)
 
     def slices(self, step: ProbeStep) -> list[Slice]:
@@ -93,6 +97,8 @@ class Workload:
 
     def _past(self) -> int:
         """How much text there is before a slice: nothing, a little, or much."""
+        if self._longest:
+            return self._max_model_len
         return self._random.choice((0, self._random.randrange(64), self._random.randrange(CONTEXT)))
 
     def _any(self, pages: int, count: int) -> list[int]:

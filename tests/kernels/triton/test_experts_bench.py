@@ -4,6 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from moebius_kernels.registry import Device
+from moebius_kernels.triton import expanded_experts, hopper_experts
 from moebius_kernels.tuning import ExpertProduct
 from tests.bench import gpu_experts
 from tests.kernels.triton.matrices import FORMATS
@@ -45,3 +47,27 @@ def test_a_row_has_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.least == pytest.approx(1e6 * nbytes / gpu_experts.BANDWIDTH)
     assert one.error < 6e-3
     assert f"({one.least / 2.5:4.0%})" in gpu_experts.line(one)
+
+
+@pytest.mark.parametrize(
+    ("form", "tokens", "others"),
+    [
+        ("nvfp4_words", 512, []),
+        ("nvfp4_words", 1024, ["triton_hopper"]),
+        ("bf16", 8192, ["triton_hopper"]),
+        ("mxfp4_words", 8192, ["triton_hopper", "triton_expanded"]),
+        ("q4_k", 8192, ["triton_expanded"]),
+    ],
+)
+def test_rows_are_of_what_a_preflight_tries(monkeypatch: pytest.MonkeyPatch, form, tokens, others) -> None:
+    monkeypatch.setattr(gpu_experts, "device_here", lambda kind: Device("cuda", "NVIDIA H200", (9, 0)))
+    product = gpu_experts.product_of("qwen3", form)
+    tiling, *found = gpu_experts.ways(product, tokens).items()
+    assert tiling[1] == gpu_experts.chosen(product, tokens)
+    assert [name for name, _ in found] == others
+    # What is expanded is compiled as the bf16 that it becomes: compilers have the weights of few experts.
+    [point] = gpu_experts.points_of([product], [tokens])
+    kernels = [(one.product.down, way) for one, way in gpu_experts.kernels_of(point)]
+    assert all(way is not expanded_experts.routed_experts for _, way in kernels)
+    if "triton_expanded" in others:
+        assert kernels[-1] == (FORMATS["bf16"], hopper_experts.routed_experts)

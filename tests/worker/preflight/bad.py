@@ -30,6 +30,8 @@ class SimulatedCuda(Host):
     def __init__(self) -> None:
         self.capturing = False
         self.error: str | None = None
+        # Of the current step, which no candidate should know.
+        self.kind = ""
 
     def latched_error(self) -> str | None:
         error, self.error = self.error, None
@@ -72,6 +74,7 @@ class Tiny:
         self.ops = operations
 
     def run(self, step: ProbeStep) -> None:
+        self.machine.kind = step.kind
         x = torch.randn(step.tokens, self.size, generator=torch.Generator().manual_seed(step.tokens))
         hidden = self.ops.gated(self.ops.linear(x, self.weight), SILU)
         self.ops.rms_norm(hidden, self.norm, 1e-6)
@@ -146,6 +149,19 @@ def leaves_an_error(gate_up: torch.Tensor, activation: Activation) -> torch.Tens
     return good(gate_up, activation)
 
 
+def exits_in_prefills(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Whose sites were judged in decodes."""
+    if MACHINE.kind == "prefill":
+        os._exit(0)
+    return good(gate_up, activation)
+
+
+def raises_in_prefills(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if MACHINE.kind == "prefill":
+        raise ValueError("no such stride")
+    return good(gate_up, activation)
+
+
 def hangs(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     time.sleep(1000)
     return good(gate_up, activation)
@@ -193,6 +209,8 @@ CANDIDATES = {
         _candidate(hangs),
         _candidate(exits),
         _candidate(illegal_access),
+        _candidate(exits_in_prefills),
+        _candidate(raises_in_prefills),
         Backend("gated", "wrong_architecture", good, architectures=frozenset({(9, 0)})),
         Backend("gated", "small_tiles", good, devices=("cpu",), admits=no_more_than_four),
         Backend("gated", "as_declared", wrong_numbers, devices=("cpu",), reference=wrong_numbers),
@@ -207,7 +225,8 @@ def registry(*names: str) -> Registry:
 
 
 # What a sacrificial process is told to examine.
-everything = partial(registry, *CANDIDATES)
+everything = partial(registry, *(name for name in CANDIDATES if "in_prefills" not in name))
+good_until_later = partial(registry, "exits_in_prefills")
 only_good = partial(registry, "good")
 good_and_wrong = partial(registry, "good", "wrong_numbers")
 

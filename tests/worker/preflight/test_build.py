@@ -7,15 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from moebius_kernels.jit.triton_cache import use_directory
 from moebius_kernels.registry import Device, Registry, gather
+from moebius_kernels.triton.tiling_tables import user_entries
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.runner import RunnerOptions
 from moebius_worker.preflight.build import build_kernels
 from moebius_worker.preflight.examine import Wanted, examination_for, triton_place
+from moebius_worker.preflight.model import open_sizes
 from moebius_worker.preflight.run import PreflightError, compile_ahead
 from tests.tiny import write_checkpoint
 
@@ -89,3 +92,17 @@ def test_sizes_are_computed_without_what_compiles_python(before: str, imported: 
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=paths, check=True, timeout=100, capture_output=True, text=True)
     assert done.stdout == f"(3,) torch.float32 {imported}\n"
+
+
+def test_a_gpu_whose_architecture_is_known_is_not_asked(tmp_path: Path, monkeypatch) -> None:
+    """That would take as long as all that is looked for: nothing else in this process uses it."""
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path / "cache"))
+    asked: list[str] = []
+    for name in ("is_available", "current_device", "get_device_properties"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: (asked.append(name), False)[1])
+    checkpoint = open_checkpoint(str(write_checkpoint(tmp_path / "model")))
+    options = examination_for(checkpoint, Wanted(OPTIONS), elsewhere=True).options
+    subject = open_sizes(**options | {"architecture": (9, 0)})
+    assert subject.device.architecture == (9, 0)
+    assert user_entries("dense", lambda record: record) == []
+    assert not asked

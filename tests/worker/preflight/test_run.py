@@ -75,6 +75,17 @@ def test_what_takes_the_process_down_costs_a_candidate_and_nothing_else() -> Non
     assert any("gated:good" in phase for phase in seen)
 
 
+def test_what_takes_the_process_down_in_a_later_call_is_known_by_its_name() -> None:
+    plan = preflight(_examination("good_until_later"), {})
+    outcome = _outcome(plan, "exits_in_prefills")
+    assert {tokens: rejected for tokens, (rejected, _) in outcome.items() if rejected} == {
+        "2": "crash",
+        "3-4": "crash",
+    }
+    assert "exited with status 0 at the gate again" in outcome["2"][1]
+    assert all(one.backend == "reference" for one in plan.choices if one.tokens.first > 1)
+
+
 def test_excluded_backends_are_not_tried() -> None:
     plan = preflight(_examination("everything", excluded=_dangerous()), {})
     assert not _outcome(plan, "hangs")

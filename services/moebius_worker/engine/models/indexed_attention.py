@@ -86,8 +86,10 @@ class Indexer(Layer):
     def _finish(self, averages: torch.Tensor) -> torch.Tensor:
         """Averages [..., blocks, D]: a block is where its first token is."""
         starts = torch.arange(averages.shape[-2], device=averages.device) * self.config.block
-        keys = self.key_norm(averages).unsqueeze(-2)
-        return self.ops.apply_rotary(keys, self.rotary(starts)).squeeze(-2)
+        # Operations take a block as they take a token: in a dimension of its own, and in front.
+        blocks = averages.flatten(0, -2)
+        angles = self.rotary(starts.repeat(len(blocks) // len(starts)))
+        return self.ops.apply_rotary(self.key_norm(blocks).unsqueeze(1), angles).view_as(averages)
 
 
 class IndexedAttention(Attention):

@@ -14,6 +14,7 @@ from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.types import Slice, StateStep
 from tests.tiny import write_tokenizer
+from tests.worker.engine.models.contract import strict
 
 TOLERANCE = 1e-4
 PAGE = 4
@@ -49,7 +50,10 @@ def write_random(
 
 def load(path: Path, **options: Any) -> ModelRunner:
     options = {"kv_cache_bytes": 8 << 20, "page_size": PAGE, "max_running": 16} | options
-    return ModelRunner.load(open_checkpoint(str(path)), RunnerOptions(**options))
+    runner = ModelRunner.load(open_checkpoint(str(path)), RunnerOptions(**options))
+    # Kernels ask for more than the references do.
+    runner.bind(strict())
+    return runner
 
 
 class Texts:

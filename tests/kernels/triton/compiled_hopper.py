@@ -1,0 +1,84 @@
+"""Compiles products that divide their labour for sm_90, without a GPU, and prints what came of it as JSON.
+
+A program of its own: where Triton's interpreter is on, nothing can be compiled.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from moebius_kernels.activations import SILU
+from moebius_kernels.formats.format import StoredMatrix
+from moebius_kernels.jit.triton_ahead import pretend
+from moebius_kernels.triton import bf16_gemm_hopper, words_gemm_hopper
+from moebius_kernels.triton.align import Alignment
+from moebius_kernels.triton.gemm import Gated
+from tests.kernels.triton.matrices import FORMATS
+
+_META = torch.device("meta")
+_TOOL = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin"
+_PAIRS, _TOP_K = 4096, 8
+_HIDDEN, _INNER = 2048, 768
+
+
+def compiled(name: str) -> dict[str, int]:
+    """`name`: "up" or "down" and a form. Counts of instructions, bytes of shared memory and of spills."""
+    product, form = name.split()
+    gated = product == "up"
+    rows, columns = (2 * _INNER, _HIDDEN) if gated else (_HIDDEN, _INNER)
+    matrix = StoredMatrix.empty(FORMATS[form], (128, rows, columns), _META)
+    x = _empty(_PAIRS // _TOP_K if gated else _PAIRS, columns)
+    y = _empty(_PAIRS, _INNER if gated else _HIDDEN)
+    module, kernel = (
+        (bf16_gemm_hopper.bf16_gemm, bf16_gemm_hopper._bf16_gemm)
+        if form == "bf16"
+        else (words_gemm_hopper.words_gemm, words_gemm_hopper._words_gemm)
+    )
+    alignment = Alignment(_empty(_PAIRS, dtype=torch.int32), _empty(160, 3, dtype=torch.int32))
+    kernel.device_caches.clear()
+    module(
+        x, matrix, y, alignment,
+        pairs_of_x=_TOP_K if gated else 0, gated=Gated(SILU, matrix, _INNER) if gated else None,
+    )  # fmt: skip
+    [[cache, *_]] = kernel.device_caches.values()
+    [made] = cache.values()
+    return _counts(made)
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=_META)
+
+
+def _counts(made: Any) -> dict[str, int]:
+    ptx = made.asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        sass = _told("nvdisasm", "-c", file.name)
+        used = _told("cuobjdump", "--dump-resource-usage", file.name)
+    return {
+        "products": len(re.findall(r"wgmma\.mma_async", ptx)),
+        "instructions": len(re.findall(r"\bHGMMA\.", sass)),
+        "waits": len(re.findall(r"wgmma\.wait_group", ptx)),
+        "waited": len(re.findall(r"WARPGROUP\.DEPBAR", sass)),
+        "tiles": len(re.findall(r"cp\.async\.bulk\.tensor", ptx)),
+        "gathers": len(re.findall(r"cp\.async\.cg\.shared\.global", ptx)),
+        "shared": made.metadata.shared,
+        "stack": max(map(int, re.findall(r"STACK:(\d+)", used))),
+    }
+
+
+def _told(tool: str, *args: str) -> str:
+    return subprocess.run([_TOOL / tool, *args], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    pretend((9, 0))
+    json.dump({name: compiled(name) for name in sys.argv[1:]}, sys.stdout)
