@@ -39,7 +39,7 @@ _TILE = gl.constexpr(gl.NVMMASharedLayout.get_default_for([TOKENS, GROUP], gl.fl
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, GROUP, 32]))
 _BYTES = gl.constexpr(TOKENS * GROUP)
 # Of a thread, after those that the kernel begins with have been shared out again.
-_MULTIPLYING_REGISTERS, _FETCHING_REGISTERS = gl.constexpr(232), gl.constexpr(40)
+_MULTIPLYING_REGISTERS, _FETCHING_REGISTERS = gl.constexpr(216), gl.constexpr(72)
 _LANES = gl.constexpr(32)
 _LINE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 

@@ -28,9 +28,6 @@ def expert_candidates(shape: ExpertShape, tokens: int) -> list[Pairs]:
         found.append((gate_ups, downs))
     if words:
         found += [(tiles, tiles) for tiles in _four_warps(expected)]
-        if 2 < expected <= 16:
-            halves = _two_eights()
-            found.append((halves, halves + [replace(tile, prefetch=True) for tile in halves[:2]]))
     else:
         if 2 < expected <= 16:
             found.append((_sixteen(shape.gate_up), _sixteen(shape.down)))
@@ -55,17 +52,6 @@ def expert_candidates(shape: ExpertShape, tokens: int) -> list[Pairs]:
         # Their rows are padded, so that no load of theirs has to be narrow.
         return found
     return [(_even(gate_ups, shape.hidden), _even(downs, shape.inner)) for gate_ups, downs in found]
-
-
-def _two_eights() -> list[Tiling]:
-    """Of words, for tokens that are often 8 at most: each eight is multiplied by itself."""
-    return [
-        Tiling(16, 64, 256, 4, 3, parts=2),
-        Tiling(16, 128, 128, 4, 3, parts=2),
-        Tiling(16, 64, 256, 2, 3, parts=2),
-        Tiling(16, 64, 128, 4, 4, parts=2),
-        Tiling(16, 128, 256, 8, 3, parts=2),
-    ]
 
 
 def _four_warps(expected: float) -> list[list[Tiling]]:

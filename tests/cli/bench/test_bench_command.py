@@ -161,6 +161,8 @@ async def test_the_simulated_engine_behind_its_gateway(tmp_path: Path) -> None:
         assert (one["output_tokens"], one["short_outputs"]) == (20, 0)
         assert one["input_tokens"] == pytest.approx(128, abs=12)
         assert 0.1 <= one["ttft"]["p50"] < 0.5
-        assert 0.019 <= one["itl"]["mean"] < 0.06
+        assert one["itl"]["mean"] < 0.06
+        # A first token that is read late makes what follows look quick; together they are what they are.
+        assert one["ttft"]["mean"] + 19 * one["itl"]["mean"] >= 0.1 + 19 * 0.02 - 0.01
         assert one["token_source"] == "usage"
     assert measured["levels"][1]["output_rate"] > 1.5 * measured["levels"][0]["output_rate"]

@@ -15,7 +15,7 @@ from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.registry import Backend, Device, Query, TokenRange, refusal
 from moebius_kernels.router import topk_softmax
-from moebius_kernels.triton import bf16_gemm_hopper, words_gemm_hopper
+from moebius_kernels.triton import bf16_gemm_hopper, fp8_gemm_hopper, words_gemm_hopper
 from tests.kernels.triton.gluon_machine import Machine
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,7 +29,8 @@ NVFP4, MXFP4 = E2m1Words(Nvfp4()), E2m1Words(Mxfp4())
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Launches of the products go there."""
     made = Machine(replaced={"_word_factors": _word_factors, "_expanded": _expanded})
-    for module in (bf16_gemm_hopper, words_gemm_hopper):
+    monkeypatch.setattr(fp8_gemm_hopper, "serves", lambda x, matrix, tiling: True)
+    for module in (bf16_gemm_hopper, fp8_gemm_hopper, words_gemm_hopper):
         monkeypatch.setattr(module, "launch", made.launch)
         monkeypatch.setattr(module, "multiprocessors", made.multiprocessors)
     return made

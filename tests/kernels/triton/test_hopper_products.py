@@ -15,7 +15,7 @@ from moebius_kernels.registry import TokenRange
 from moebius_kernels.router import Route, topk_softmax
 
 pytest.importorskip("triton")
-from moebius_kernels.triton import bf16_gemm_hopper, fp8_experts, fp8_gemm_hopper
+from moebius_kernels.triton import bf16_gemm_hopper, fp8_experts
 from moebius_kernels.triton.hopper_experts import BACKENDS, routed_experts
 from moebius_kernels.triton.tiling import ExpertTiling, Tiling
 from tests.kernels.triton.gluon_machine import Machine
@@ -23,6 +23,8 @@ from tests.kernels.triton.hopper_world import DEVICE, MXFP4, NVFP4, reason, simu
 
 # Between the products numbers are rounded to bf16.
 LIMIT = 6e-3
+# And, in FP8, codes are moved to their neighbours: by sums in another order, on a GPU by sums of 14 bits.
+FP8_LIMIT = 2e-2 if DEVICE.type == "cuda" else LIMIT
 BF16, FP8 = Dense(torch.bfloat16), Fp8(128, 128, rounds_activations=True)
 
 on_the_machine = pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU runs the kernel itself")
@@ -102,22 +104,18 @@ def test_slots_and_pairs_that_do_not_exist(form):
     assert difference(y, expected) < LIMIT
 
 
-@on_the_machine
 @pytest.mark.parametrize("apart", [False, True])
-def test_products_of_rounded_activations(apart, machine, monkeypatch):
+def test_products_of_rounded_activations(apart):
     """By `fp8_gemm_hopper.py`, whose second factors of down rows are beyond the last here."""
-    monkeypatch.setattr(fp8_gemm_hopper, "serves", lambda x, matrix, tiling: True)
-    monkeypatch.setattr(fp8_gemm_hopper, "launch", machine.launch)
-    monkeypatch.setattr(fp8_gemm_hopper, "multiprocessors", machine.multiprocessors)
     weights = make(FP8, 3, 384, 256, apart)
     for matrix in (*weights.gate_up, weights.down):
-        matrix.parts["scale"].mul_(1 + torch.rand(matrix.parts["scale"].shape, generator=generator(3)))
+        scale = matrix.parts["scale"]
+        scale.mul_(1 + torch.rand(scale.shape, generator=generator(3), device=DEVICE))
     x = draw(140, 384, seed=4).bfloat16()
-    route = topk_softmax(draw(140, 3, seed=5) + torch.tensor([3.0, 0.0, -1.0]), 2)
+    route = topk_softmax(draw(140, 3, seed=5) + torch.tensor([3.0, 0.0, -1.0], device=DEVICE), 2)
     tile = Tiling(128, 128, 128, stages=2)
     y = fp8_experts.tiled_experts(x, route, weights, SILU, ExpertTiling(tile, tile))
-    # Sums in another order move few codes of what is between the products to their neighbours.
-    assert difference(y, rounded_products.routed_experts(x, route, weights).float()) < LIMIT
+    assert difference(y, rounded_products.routed_experts(x, route, weights).float()) < FP8_LIMIT
 
 
 def test_none_are_nothing():
