@@ -30,6 +30,7 @@ from moebius_worker.engine.memory import (
 )
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.kinds import only_kinds
+from moebius_worker.engine.models.layer import asks_host
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import architecture_of, build_model
 from moebius_worker.engine.step_inputs import DeviceInputs, HostInputs, StepInputs
@@ -207,8 +208,11 @@ class ModelRunner:
         return computed
 
     def capture(self, captured: Callable[[int], bool], progress: Progress) -> None:
-        """Captures decode steps in CUDA graphs, of the sizes for which `captured` is true."""
-        if isinstance(self._inputs, DeviceInputs):
+        """Captures decode steps in CUDA graphs, of the sizes for which `captured` is true; none of a model
+        that asks the host in the midst of them."""
+        if asks_host(self._model):
+            log.info("no CUDA graphs: a step of this model waits for the host")
+        elif isinstance(self._inputs, DeviceInputs):
             graphs = DecodeGraphs(self._model, self._inputs, self._model.ops)
             sizes = [size for size in graph_sizes(self._max_requests) if captured(size)]
             graphs.capture(sizes, progress)

@@ -55,6 +55,9 @@ def read_indexer(config: Mapping[str, Any], sizes: DecoderConfig) -> IndexerConf
 class Indexer(Layer):
     """Keeps a key of each position as it is projected: norm and rotation are of the averages of blocks."""
 
+    # What blocks there are to choose from decides the host.
+    ASKS_HOST = True
+
     def __init__(self, config: IndexerConfig, rotary: Rotary, caches: CacheSpecs) -> None:
         self.config, self.rotary = config, rotary
         width = (config.heads + 1) * config.head_dim

@@ -1,12 +1,16 @@
 """What all layers are: things with parameters, which compute with the operations that they are bound to."""
 
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 from moebius_kernels.operations import REFERENCE, Operations
 
 
 class Layer:
     """Computes with the references until it, or what it is part of, is bound to other operations."""
+
+    # Whether it asks the host for something in the midst of a step, which no CUDA graph can hold.
+    ASKS_HOST: ClassVar[bool] = False
 
     ops: Operations = REFERENCE
 
@@ -15,6 +19,11 @@ class Layer:
         self.ops = ops
         for layer in layers_in(vars(self).values()):
             layer.bind(ops)
+
+
+def asks_host(layer: Layer) -> bool:
+    """Whether it, or a layer that it is made of, does so."""
+    return layer.ASKS_HOST or any(map(asks_host, layers_in(vars(layer).values())))
 
 
 def layers_in(values: Iterable[object]) -> Iterator[Layer]:

@@ -89,6 +89,8 @@ def read_ngrams(config: Mapping[str, Any]) -> NgramConfig:
 class NgramTable(Layer):
     """[T] token ids, and those before them -> [T, width]. `number`: which of the model's tables it is."""
 
+    ASKS_HOST = True
+
     def __init__(self, config: NgramConfig, number: int) -> None:
         self.config = config
         first = number * config.total_heads

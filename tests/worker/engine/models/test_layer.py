@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from moebius_kernels.operations import REFERENCE, Operations
-from moebius_worker.engine.models.layer import Layer, layers_in
+from moebius_worker.engine.models.layer import Layer, asks_host, layers_in
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import build_model
 
@@ -68,3 +68,15 @@ def test_no_model_calls_an_operation_but_through_its_binding():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
                 direct.append((file.name, node.func.id))
     assert direct == [("ngram_embedding.py", "embedding")]
+
+
+def test_a_layer_asks_the_host_if_one_of_its_layers_does():
+    class Asking(Layer):
+        ASKS_HOST = True
+
+    class Whole(Layer):
+        def __init__(self, *parts):
+            self.parts = {"some": [*parts]}
+
+    assert not asks_host(Whole(Layer(), Whole()))
+    assert asks_host(Whole(Layer(), Whole(Asking())))
