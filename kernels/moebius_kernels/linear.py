@@ -19,7 +19,7 @@ def linear(x: torch.Tensor, blocks: Sequence[StoredMatrix], bias: torch.Tensor |
     are in fp32; a block in another form than x's is expanded to fp32 piece by piece.
     """
     if len(blocks) == 1 and _as_x(x, blocks[0]):
-        return F.linear(x, blocks[0].parts["data"], bias)
+        return F.linear(x, blocks[0].parts["data"], None if bias is None else bias.to(x.dtype))
     outputs = [_product(x, block) for block in blocks]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
     return output if bias is None else output + bias

@@ -25,7 +25,8 @@ def plan_for(checkpoint: Checkpoint, options: RunnerOptions, streams: Sequence[i
     Raises CheckpointError and PreflightError.
     """
     keep_kernels(cache_root(), device_here(place_for(checkpoint, options).device.type))
-    counts = sorted({*streams, prefill})
+    # A worker's ranges double; in one that began with few tokens no backend for many would be tried.
+    counts = sorted({*streams, prefill // 2, prefill})
     examination = replace(
         examination_for(checkpoint, Wanted(options)),
         ranges=tuple(TokenRange(before + 1, last) for before, last in pairwise([0, *counts])),

@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ import torch
 
 from moebius_common.garbage import spare_what_is_there
 from moebius_kernels.dispatch import bind
+from moebius_kernels.experts import ExpertWeights
+from moebius_kernels.operations import Operations
 from moebius_kernels.registry import gather
+from moebius_kernels.router import Route
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.types import Slice, StateStep
@@ -54,6 +57,8 @@ PROMPT, OUTPUT = 128, 256
 STREAMS = (1, 8, 32, 64, 128)
 # Of the steps of decodes: before those that are timed, and for profiles after them.
 WARM, SPARE = 16, 32
+# Experts that are hit, of those that uniform routing hits. With fewer the figures are no trained model's.
+ENOUGH = 0.9
 Row = dict[str, Any]
 
 
@@ -135,6 +140,25 @@ class Streams:
         self.at += 1
 
 
+def spread(runner: ModelRunner, operations: Operations, streams: int) -> float:
+    """How many experts a step of decodes hits, of those that uniform routing would; the mean of the layers.
+    Of weights that make all tokens alike few are hit, and a step is faster than one of a trained model."""
+    found: list[float] = []
+
+    def routed_experts(x: torch.Tensor, route: Route, weights: ExpertWeights, *rest: Any) -> torch.Tensor:
+        experts, top_k = weights.num_slots, route.experts.shape[1]
+        uniform = experts * (1 - (1 - top_k / experts) ** streams)
+        found.append(len(route.experts.unique()) / uniform)
+        return operations.routed_experts(x, route, weights, *rest)
+
+    decoding = Streams(runner, streams, PROMPT)
+    decoding.prefill()
+    runner.bind(replace(operations, routed_experts=routed_experts))
+    decoding.decode()
+    runner.bind(operations)
+    return statistics.mean(found)
+
+
 def timed(work: Callable[[], None]) -> float:
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     wait()
@@ -169,6 +193,8 @@ def measure(case: Case) -> Iterator[Row]:
         runner = ModelRunner.load(checkpoint, case.options)
     operations = bind(plan, gather(), unplanned=unplanned)
     runner.bind(operations)
+    # Before there are graphs, which call no function.
+    hit = {streams: spread(runner, operations, streams) for streams in case.streams}
     runner.capture(lambda size: size in case.streams and plan.capturable(size), lambda *_: None)
     ready = time.perf_counter() - start
     # As the engine does before it serves.
@@ -201,6 +227,7 @@ def measure(case: Case) -> Iterator[Row]:
             "graph_ms": None if graph is None else graph * 1e3,
             "floor_ms": least * 1e3,
             "floor": least * case.steps / seconds,
+            "experts": hit[streams],
             "backends": backends_of(plan, streams),
         }
         for look in case.looks:
@@ -231,8 +258,11 @@ def line(row: Row) -> str:
     graph = ""
     if "graph_ms" in row:
         graph = " no graph," if row["graph_ms"] is None else f"{row['graph_ms']:>8.3f} its graph,"
+    few = ""
+    if row.get("experts", 1.0) < ENOUGH:
+        few = f" ONLY {row['experts']:.0%} OF THE EXPERTS that uniform routing hits;"
     return (
-        f"{what:<20} {row['tokens_per_s']:>8.0f} tok/s {row['ms']:>9.3f} ms a step,{graph}"
+        f"{what:<20} {row['tokens_per_s']:>8.0f} tok/s {row['ms']:>9.3f} ms a step,{graph}{few}"
         f" floor {row['floor_ms']:>7.3f} ({row['floor']:.0%}); {told(row['backends'])}"
     )
 

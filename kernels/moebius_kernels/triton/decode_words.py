@@ -13,7 +13,7 @@ from moebius_kernels.formats.e2m1_words import INFINITE
 from moebius_kernels.triton import decode_asm
 
 _INFINITE = tl.constexpr(INFINITE)
-_WORDS = tl.constexpr(decode_asm.e2m1_words())
+_E2M1_ASM = tl.constexpr(decode_asm.e2m1_words())
 # By code, and how many factors a word has.
 _FACTORS = {
     ("nvfp4_words", 1): decode_asm.word_factors("e4m3", 1),
@@ -77,7 +77,7 @@ def expanded(
     if ASM:
         s = tl.broadcast_to(factors[:, :, None], (ROWS, GROUPS, 4)).reshape(ROWS, 4 * GROUPS)
         a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-            _WORDS, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [words, s], dtype=(tl.bfloat16,) * 8,
+            _E2M1_ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [words, s], dtype=(tl.bfloat16,) * 8,
             is_pure=True, pack=1,
         )  # fmt: skip
         tile = tl.join(tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h)))

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from moebius_kernels.triton.decode_words import expanded, word_factors
 
-_ROWS, _COLUMNS = gl.constexpr(64), gl.constexpr(128)
+_TILE_ROWS, _COLUMNS = gl.constexpr(64), gl.constexpr(128)
 # The same text, in Gluon's language.
 _word_factors, _expanded = gluon.jit(word_factors.fn), gluon.jit(expanded.fn)
 _LANES, _WARPS = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]]
@@ -40,11 +40,11 @@ def chunks(words, factors, FIRST: gl.constexpr, CODE: gl.constexpr):
     `words` int32 [rows, 16] and `factors` int32 [rows, 2 or 1] are in shared memory; rows from FIRST on.
     """
     NVFP4: gl.constexpr = CODE == "nvfp4_words"
-    packed = factors.slice(FIRST, _ROWS, 0).load(_TWO_OF if NVFP4 else _ONE_OF)
-    found = _word_factors(packed, 2 if NVFP4 else 4, CODE, _ROWS, True)
-    own = words.slice(FIRST, _ROWS, 0).load(_WORDS_OF)
-    early_words, late_words = own.reshape([_ROWS, 2, _COLUMNS // 16]).permute((0, 2, 1)).split()
-    early_factors, late_factors = found.reshape([_ROWS, 2, _COLUMNS // 64]).permute((0, 2, 1)).split()
+    packed = factors.slice(FIRST, _TILE_ROWS, 0).load(_TWO_OF if NVFP4 else _ONE_OF)
+    found = _word_factors(packed, 2 if NVFP4 else 4, CODE, _TILE_ROWS, True)
+    own = words.slice(FIRST, _TILE_ROWS, 0).load(_WORDS_OF)
+    early_words, late_words = own.reshape([_TILE_ROWS, 2, _COLUMNS // 16]).permute((0, 2, 1)).split()
+    early_factors, late_factors = found.reshape([_TILE_ROWS, 2, _COLUMNS // 64]).permute((0, 2, 1)).split()
     return (early_words, early_factors), (late_words, late_factors)
 
 
@@ -54,5 +54,5 @@ def numbers(chunk, CODE: gl.constexpr, MMA: gl.constexpr):
     words, factors = chunk
     words = gl.convert_layout(words, _CHUNK_OF, assert_trivial=True)
     factors = gl.convert_layout(factors, _FACTORS_OF, assert_trivial=True)
-    found = _expanded(words, factors, CODE, _ROWS, _COLUMNS // 2, True, True)
+    found = _expanded(words, factors, CODE, _TILE_ROWS, _COLUMNS // 2, True, True)
     return gl.convert_layout(found, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)

@@ -1,7 +1,9 @@
 """The bench of the engine: what it says a step needs at least, and that it runs, on a model without a GPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,16 +11,18 @@ import torch
 from moebius_kernels.operations import REFERENCE
 from moebius_kernels.plan import Choice, Plan, Verdict
 from moebius_kernels.registry import TokenRange
+from moebius_kernels.router import Route
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import build_model
+from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.weights.dummy import FORMS, DummyWeights
 from moebius_worker.engine.weights.load import plan_loading
 from tests.bench.engine_floors import FLOPS, prefill_operations, step_bytes
 from tests.bench.engine_plan import backends_of, failures, told
 from tests.bench.engine_streams import DecodingStreams
-from tests.bench.gpu_engine import MODELS, main, shortened
+from tests.bench.gpu_engine import MODELS, line, main, shortened, spread
 from tests.bench.gpu_stack import TINY
 from tests.worker.engine.engine_world import decodes, load, write_model
 
@@ -91,6 +95,33 @@ def test_its_rows(
         assert f"{row['tokens_per_s']:.0f} tok/s" in printed
         # The head sees but the last of a prompt's tokens, and what is drawn is drawn from that.
         assert ("draw_tokens" in row["backends"]) == ("streams" in row)
+    assert rows[0]["experts"] == 1
+    assert 0.5 < rows[1]["experts"] < 1.5
+
+
+def test_models_that_hit_few_experts_are_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    options = RunnerOptions(dummy_weights="bf16", kv_cache_bytes=1 << 24, max_running=8, max_step_tokens=512)
+    runner = ModelRunner.load(open_checkpoint(str(tmp_path)), options)
+    apart = spread(runner, REFERENCE, 8)
+
+    def alike(x: torch.Tensor, *rest: Any, **more: Any) -> Route:
+        return REFERENCE.topk_softmax(x[:1].expand_as(x), *rest, **more)
+
+    together = spread(runner, replace(REFERENCE, topk_softmax=alike), 8)
+    # 2 of 8 experts, where uniform routing hits 7.2 in a step of 8.
+    assert together == pytest.approx(2 / (8 * (1 - 0.75**8)))
+    assert apart > 0.7
+    row = {
+        "streams": 8,
+        "tokens_per_s": 1.0,
+        "ms": 1.0,
+        "floor_ms": 1.0,
+        "floor": 1.0,
+        "backends": {"a": ["b"]},
+    }
+    assert "ONLY 28% OF THE EXPERTS" in line(row | {"experts": together})
+    assert "ONLY" not in line(row | {"experts": 0.95})
 
 
 @pytest.mark.parametrize("ahead", [False, True])

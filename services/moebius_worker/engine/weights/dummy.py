@@ -137,9 +137,16 @@ def _mxfp4(matrix: StoredMatrix, std: float) -> None:
     matrix.parts["scale"].fill_(127 + round(math.log2(std / _E2M1_RMS)))
 
 
+def _either_sign(shape: torch.Size, device: torch.device) -> torch.Tensor:
+    """1 and -1: codes around their middle reach a step further down than up, and of a mean that is not 0
+    layers would make all tokens alike."""
+    return 1 - 2 * torch.randint(2, shape, device=device)
+
+
 def _int_group(matrix: StoredMatrix, std: float) -> None:
     _random_bytes(matrix.parts["data"])
-    matrix.parts["scale"].fill_(std / _INT4_RMS)
+    scale = matrix.parts["scale"]
+    scale.copy_(_either_sign(scale.shape, scale.device) * (std / _INT4_RMS))
 
 
 def _ggml(matrix: StoredMatrix, std: float) -> None:
@@ -147,14 +154,14 @@ def _ggml(matrix: StoredMatrix, std: float) -> None:
     data = matrix.parts["data"]
     _random_bytes(data)
     blocks = data.unflatten(-1, (-1, GGML_QUANT_SIZES[matrix.format.type][1]))
-    factors = [std / _INT4_RMS]
+    factors = torch.tensor([std / _INT4_RMS], device=data.device)
     if matrix.format.type is Type.Q4_K:
-        factors = [std / _INT4_RMS / _Q4_K_STEPS, 7.5 * std / _INT4_RMS / _Q4_K_STEPS]
+        factors = torch.tensor([1.0, 7.5], device=data.device) * (std / _INT4_RMS / _Q4_K_STEPS)
         # Six bits for each factor and minimum: the first four of each, then all others' low halves.
         blocks[..., 4:12] = _Q4_K_STEPS
         blocks[..., 12:16] = _Q4_K_STEPS | _Q4_K_STEPS << 4
-    head = torch.tensor(factors, dtype=torch.float16, device=data.device).view(torch.uint8)
-    blocks[..., : len(head)] = head
+    heads = (_either_sign(blocks[..., :1].shape, data.device) * factors).half().view(torch.uint8)
+    blocks[..., : heads.shape[-1]] = heads
 
 
 _FILL: Mapping[type, Callable[[StoredMatrix, float], None]] = MappingProxyType(
