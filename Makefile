@@ -8,8 +8,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Processes that run tests; each computes with one thread.
-JOBS ?= 2
+# Processes that run tests; each computes with one thread, and those that start processes mostly wait: one more than CPUs.
+JOBS ?= 3
 # What `make gpu-test` runs, and the processes that do, with one GPU: they compile, which takes most of the time.
 GPU_TESTS ?= tests/gpu tests/kernels/triton tests/kernels/test_device_plan.py tests/worker/engine/test_sampler.py
 GPU_JOBS ?= 8
