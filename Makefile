@@ -45,7 +45,7 @@ test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
 
 gpu-test: $(VENV)/.installed-dev ## kernels, preflight and engine on this machine's NVIDIA GPU (some minutes: everything is compiled; GPU_TESTS=tests/gpu)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(GPU_JOBS) --timeout 300 $(GPU_TESTS) $(ARGS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_memory_gpu.py
+	$(if $(filter tests/gpu,$(GPU_TESTS)),OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_memory_gpu.py $(ARGS))
 
 gpu-sanitize: $(VENV)/.installed-dev ## a case of each kernel under compute-sanitizer's memcheck and racecheck: a line each (ARGS="memcheck --seconds 120")
 	$(BIN)/python -m tests.gpu.sanitize $(ARGS)

@@ -29,6 +29,7 @@ from moebius_kernels.triton.hopper_tiles import (
     REGISTERS,
     STAGES,
     TILE,
+    TOKENS,
     multiprocessors,
     row_tiles,
     store_rows,
@@ -36,7 +37,6 @@ from moebius_kernels.triton.hopper_tiles import (
 )
 from moebius_kernels.triton.tile_products import activate
 
-TOKENS = 128
 # A step's.
 COLUMNS = 64
 _TOKENS, _COLUMNS, _ROWS = gl.constexpr(TOKENS), gl.constexpr(COLUMNS), gl.constexpr(128)

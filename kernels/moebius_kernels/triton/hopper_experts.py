@@ -16,9 +16,10 @@ from moebius_kernels.registry import Backend, Query
 from moebius_kernels.router import Route
 from moebius_kernels.triton.admission import x_refusal
 from moebius_kernels.triton.align import align
-from moebius_kernels.triton.bf16_gemm_hopper import COLUMNS, TOKENS, bf16_gemm
+from moebius_kernels.triton.bf16_gemm_hopper import COLUMNS, bf16_gemm
 from moebius_kernels.triton.experts import sum_experts
 from moebius_kernels.triton.gemm import Gated
+from moebius_kernels.triton.hopper_tiles import TOKENS
 from moebius_kernels.triton.words_gemm_hopper import words_gemm
 
 # For each expert.

@@ -5,8 +5,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+# Of x, in a tile.
+TOKENS = 128
 # Rows of x in shared memory: a swizzled row's 128 bytes are 64 columns. Four warps copy 16 bytes a thread.
-TILE = gl.constexpr(gl.NVMMASharedLayout.get_default_for([128, 64], gl.bfloat16))
+TILE = gl.constexpr(gl.NVMMASharedLayout.get_default_for([TOKENS, 64], gl.bfloat16))
 GATHERED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 GATHERING = gl.constexpr(128)
 STAGES = gl.constexpr(4)

@@ -32,6 +32,7 @@ from moebius_kernels.triton.hopper_tiles import (
     REGISTERS,
     STAGES,
     TILE,
+    TOKENS,
     multiprocessors,
     row_tiles,
     store_rows,
@@ -40,7 +41,6 @@ from moebius_kernels.triton.hopper_tiles import (
 from moebius_kernels.triton.hopper_words import chunks, numbers
 from moebius_kernels.triton.tile_products import activate
 
-TOKENS = 128
 # Of a step: two of x's swizzled tiles.
 COLUMNS = 128
 _TOKENS, _HALF, _ROWS = gl.constexpr(TOKENS), gl.constexpr(TOKENS // 2), gl.constexpr(128)

@@ -203,7 +203,7 @@ def _microseconds(run: Callable[[], Any], replay: Replay | None, machine: Machin
     less than its launch."""
     if replay is None:
         return machine.microseconds(run, enough)
-    if (alone := machine.microseconds(replay, enough + _LAUNCH)) > enough + _LAUNCH:
+    if enough < math.inf and (alone := machine.microseconds(replay, enough + _LAUNCH)) > enough + _LAUNCH:
         return alone
 
     def row() -> None:

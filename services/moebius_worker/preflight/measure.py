@@ -9,7 +9,8 @@ import torch
 
 from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.decode_graphs import graph_sizes
-from moebius_worker.engine.memory import GIB, GPU_SHARE, MemoryPlan, OutOfMemoryPlan
+from moebius_worker.engine.memory import GIB, MemoryPlan, OutOfMemoryPlan
+from moebius_worker.engine.models.layer import asks_host
 from moebius_worker.engine.runner import ModelRunner, PlannedModel, Progress
 from moebius_worker.engine.sampler import sample
 from moebius_worker.engine.types import SampleRow, SamplingParams, Slice
@@ -20,6 +21,8 @@ from moebius_worker.preflight.workload import Workload
 
 # As PyTorch, the driver and Triton say it, and as cuBLAS does.
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
+# Bytes of a GPU that may be its driver's alone: a context, kernels, graphs.
+_DRIVERS = 2 * GIB
 # Logits are copied to be changed, then cut off, and all of them become probabilities.
 _COSTLY = SamplingParams(top_p=0.9, repetition_penalty=1.1, logprobs=20)
 
@@ -71,6 +74,7 @@ def make_runner(planned: PlannedModel, kernels: Prepared, progress: Progress, *,
     graphs = graphs and bool(kernels.plan.choices)
     with refusing_plainly(planned):
         planned.read(progress)
+        graphs = graphs and not asks_host(planned.model)
         if planned.place.device.type == "cuda":
             size_caches(planned, kernels, CudaMemory(planned.place.device), progress, graphs=graphs)
         runner = ModelRunner.of(planned)
@@ -83,10 +87,13 @@ def make_runner(planned: PlannedModel, kernels: Prepared, progress: Progress, *,
 
 @contextlib.contextmanager
 def refusing_plainly(planned: PlannedModel) -> Iterator[None]:
-    """Makes a refusal with numbers of a GPU's memory that has run out; permanent if nobody else had any of it
-    that could be given back. Raises OutOfMemoryPlan."""
+    """Makes a refusal with numbers of a GPU's memory that has run out. A refusal is permanent only if nobody
+    else had some of it that could be given back. Raises OutOfMemoryPlan."""
     try:
         yield
+    except OutOfMemoryPlan as refusal:
+        # What others took while it was measured has been counted too.
+        raise OutOfMemoryPlan(str(refusal), permanent=refusal.permanent and _alone(planned)) from refusal
     except RuntimeError as error:
         if not any(words in str(cause) for cause in _causes(error) for words in _OUT_OF_MEMORY):
             raise
@@ -99,18 +106,19 @@ def refusing_plainly(planned: PlannedModel) -> Iterator[None]:
             f"The GPU's memory ran out. {memory.available / GIB:.2f} GiB of {memory.total / GIB:.2f} GiB was "
             f"available at first, and was to hold {counted}, with steps of up to {planned.max_step_tokens} "
             f"tokens and {plan.demand.max_running} requests. Free what other processes took meanwhile, or "
-            "ask for less: a smaller model, --max-step-tokens, --max-running, --max-model-len. "
+            "ask for less: a smaller model, --kv-cache-memory, --max-step-tokens, --max-running, "
+            "--max-model-len. "
             f"The device said: {error}",
             permanent=_alone(planned),
         ) from error
 
 
 def _alone(planned: PlannedModel) -> bool:
-    """Whether no more of the GPU is in other hands, now and at first, than plans leave to its driver."""
+    """Whether no more of the GPU is in other hands, now and at first, than its driver takes."""
     device, memory = planned.place.device, planned.memory
     if device.type != "cuda":
         return False
-    return min(memory.available, memory.total - _outside(device)) >= GPU_SHARE.share * memory.total
+    return max(memory.total - memory.available, _outside(device)) <= _DRIVERS
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -132,17 +140,17 @@ def size_caches(
     progress("measuring the memory of steps", 0, 0)
     before = memory.settle()
     plan = replace(planned.plan, layout=_small_layout(planned.plan))
-    more = _compute_largest(planned, kernels, plan, memory, graphs)
-    taken = memory.most() - (before.total - before.available)
+    most, more = _compute_largest(planned, kernels, plan, memory, graphs)
+    taken = most - (before.total - before.available)
     memory.settle()
     planned.measured(max(0, taken - plan.kv_cache) + more, before)
 
 
 def _compute_largest(
     planned: PlannedModel, kernels: Prepared, plan: MemoryPlan, memory: DeviceMemory, graphs: bool
-) -> int:
+) -> tuple[int, int]:
     """The largest steps, in the order in which an engine begins: graphs, then the others. Only the largest
-    graph is captured: the bytes that the others will take beside it are returned."""
+    graph is captured. The most bytes that were in use, and those that the other graphs will take beside."""
     runner = ModelRunner.of(planned, plan=plan)
     runner.bind(kernels.operations)
     layout, longest = plan.layout, plan.max_model_len
@@ -166,7 +174,8 @@ def _compute_largest(
         # They share the memory of what they compute, all but the results.
         more = each * (len(sizes) - 1) + sum(sizes[:-1]) * runner.vocab_size * torch.float32.itemsize
     _compute(runner, kernels, chunk)
-    return more
+    # While the graph is there, some of whose memory is the driver's.
+    return memory.most(), more
 
 
 @torch.inference_mode()

@@ -131,7 +131,8 @@ class Probe:
         """A call of a site that has been judged. Its best candidate computes it, in a fraction of the
         reference's time; if it cannot, it has not passed after all."""
         if (proven := self._proven[site]) is not None:
-            announce = self._announcing(site, proven.verdict.backend, self.patience.run)
+            # It may be the first such call of this process, or one with other strides: compiled then.
+            announce = self._announcing(site, proven.verdict.backend, self.patience.compile)
             result, verdict = again(proven.verdict, lambda: compute(proven.function), self.machine, announce)
             self._say(site, verdict, suspect=verdict.rejected is not None)
             if verdict.rejected is None:

@@ -82,12 +82,12 @@ def preflight(
     total = len(examination.steps)
     with _compiling(_task(examination, known), known, progress, meanwhile, waiting) as compiled:
         while known.steps_done < total:
-            before = len(known.verdicts), known.steps_done
+            before = dict(known.verdicts), known.steps_done
             ended = _one_process(_task(examination, known), known, progress, compiled, waiting)
             if ended is None:
                 break
             log.warning("a preflight process ended", reason=ended, steps_done=known.steps_done, steps=total)
-            fruitless = fruitless + 1 if before == (len(known.verdicts), known.steps_done) else 0
+            fruitless = fruitless + 1 if before == (known.verdicts, known.steps_done) else 0
             if fruitless == FRUITLESS_PROCESSES:
                 step = examination.steps[known.steps_done]
                 raise PreflightError(

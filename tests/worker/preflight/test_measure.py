@@ -10,7 +10,8 @@ import torch
 
 from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.operations import REFERENCE
-from moebius_kernels.plan import Plan, token_ranges
+from moebius_kernels.plan import Choice, Plan, token_ranges
+from moebius_kernels.registry import TokenRange
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.memory import OutOfMemoryPlan, plan_table
 from moebius_worker.engine.models.parameters import Place
@@ -20,7 +21,7 @@ from moebius_worker.engine.sampler import sample
 from moebius_worker.engine.types import Sampled, SampleRow, Slice
 from moebius_worker.host_memory import Memory
 from moebius_worker.preflight import measure
-from moebius_worker.preflight.measure import CudaMemory, refusing_plainly, size_caches
+from moebius_worker.preflight.measure import CudaMemory, make_runner, refusing_plainly, size_caches
 from moebius_worker.preflight.prepare import Prepared
 from moebius_worker.preflight.subject import steps_for
 from tests.tiny import VOCAB_SIZE, write_checkpoint
@@ -301,20 +302,52 @@ def test_memory_that_somebody_took_after_the_measuring_is_a_refusal_with_the_pla
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
+# MiB of 100 GiB that were available at first, and that are outside of PyTorch now.
+NOBODY = (101_000, 1_900)
+SOMEBODY = [(100_000, 1_900), (101_000, 2_100), (90_000, 20_000)]
+
+
+@pytest.mark.parametrize(("at_first", "outside"), [NOBODY, *SOMEBODY])
 @pytest.mark.parametrize(
-    ("at_first", "others", "permanent"), [(990, 50, True), (800, 50, False), (990, 500, False)]
+    ("error", "certain"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        # What the memory plan says of itself.
+        (OutOfMemoryPlan("It does not fit.", permanent=True), True),
+        (OutOfMemoryPlan("It does not fit.", permanent=False), False),
+    ],
 )
 def test_a_refusal_is_permanent_where_nobody_else_has_memory(
-    at_first: int, others: int, permanent: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+    at_first: int, outside: int, error: Exception, certain: bool, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would come again with the next engine, and with that after it."""
     planned, device = _planned(model), FakeDevice(monkeypatch)
-    device.outside = others
+    device.total, device.outside = 102_400, outside
     planned.place = Place(torch.device("cuda"), torch.float32)
-    planned.memory = Memory(at_first * MIB, 1000 * MIB)
+    planned.memory = Memory(at_first * MIB, device.total * MIB)
     with pytest.raises(OutOfMemoryPlan) as refusal, refusing_plainly(planned):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-    assert refusal.value.permanent is permanent
+        raise error
+    assert refusal.value.permanent is (certain and (at_first, outside) == NOBODY)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_graphs_are_not_counted_where_a_step_asks_the_host(
+    asks: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EnoughError(Exception):
+        pass
+
+    def counted(*_: object, graphs: bool) -> None:
+        assert graphs is not asks
+        raise EnoughError
+
+    planned = _planned(model)
+    planned.place = Place(torch.device("cuda"), torch.float32)
+    monkeypatch.setattr(type(planned.model), "ASKS_HOST", asks)
+    monkeypatch.setattr(measure, "size_caches", counted)
+    choice = Choice("linear", "layers", TokenRange(1, 8), "triton", True, ())
+    with pytest.raises(EnoughError):
+        make_runner(planned, replace(_kernels(), plan=Plan((choice,))), lambda *_: None, graphs=True)
 
 
 def test_other_errors_are_not_taken_for_that(model: Path) -> None:
