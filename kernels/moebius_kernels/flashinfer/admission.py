@@ -2,7 +2,7 @@
 
 from moebius_kernels.registry import Query
 from moebius_kernels.triton import sampling
-from moebius_kernels.triton.admission import x_refusal
+from moebius_kernels.triton.admission import pages_refusal, x_refusal
 from moebius_kernels.triton.targets import ARCHITECTURES
 
 # Its kernels are built for the device that is there, and its own tables of architectures are longer.
@@ -17,19 +17,14 @@ def attention_refusal(query: Query) -> str | None:
     """Prompts over pages whose keys and values are as the model computed them."""
     arguments = query.arguments
     q, pages = arguments["q"], arguments["kv_pages"]
-    heads, dim = q.shape
+    heads, _ = q.shape
     kv_heads = pages["keys"]["numbers"].shape[1]
     if query.tokens.last < LEAST_TOKENS:
         return f"it plans on the host, which is for prompts of {LEAST_TOKENS} tokens and more"
     if q.dtype not in DTYPES:
         return f"queries in {q.dtype}, it takes {' and '.join(DTYPES)}"
-    if pages["values"] is None:
-        return "values lie in the keys"
-    if pages["keys"]["format"] != "model":
-        return f"keys and values are kept as {pages['keys']['format']}, with scales that it does not know"
-    if dim not in HEAD_DIMS or pages["value_dim"] != dim:
-        known = ", ".join(map(str, HEAD_DIMS))
-        return f"keys of {dim} and values of {pages['value_dim']}, it takes both of one of {known}"
+    if reason := pages_refusal(query, HEAD_DIMS):
+        return reason
     if heads % kv_heads:
         return f"{heads} heads are no multiple of {kv_heads}"
     if arguments["sinks"] is not None:

@@ -11,6 +11,7 @@ from moebius_kernels.attention_plan import AttentionPlan
 from moebius_kernels.device_plan import MAX_HEADS, DeviceAttentionPlan
 from moebius_kernels.kv_pages import KvPages
 from moebius_kernels.registry import Backend, Query
+from moebius_kernels.triton.admission import pages_refusal
 from moebius_kernels.triton.decode_attention import decode_attention
 from moebius_kernels.triton.prefill_attention_hopper import prefill_attention
 
@@ -44,18 +45,13 @@ def paged_attention(
 def _admits(query: Query) -> str | None:
     arguments = query.arguments
     q, pages = arguments["q"], arguments["kv_pages"]
-    heads, dim = q.shape
+    heads, _ = q.shape
     if query.tokens.last < _FEWEST_TOKENS:
         return f"it is for {_FEWEST_TOKENS} tokens and more"
     if q.dtype != "bfloat16":
         return f"queries in {q.dtype}, it takes bfloat16"
-    if pages["values"] is None:
-        return "values lie in the keys"
-    if pages["keys"]["format"] != "model":
-        return f"keys and values are kept as {pages['keys']['format']}, with scales that it does not know"
-    if dim not in _DIMS or pages["value_dim"] != dim:
-        known = ", ".join(map(str, _DIMS))
-        return f"keys of {dim} and values of {pages['value_dim']}, it takes both of one of {known}"
+    if reason := pages_refusal(query, _DIMS):
+        return reason
     page_size, kv_heads, _ = pages["keys"]["numbers"].shape
     if page_size < _FEWEST_PAGE_TOKENS or page_size & (page_size - 1):
         return f"pages of {page_size} tokens are no power of two from {_FEWEST_PAGE_TOKENS} on"

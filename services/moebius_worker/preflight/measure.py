@@ -74,9 +74,10 @@ def make_runner(planned: PlannedModel, kernels: Prepared, progress: Progress, *,
     graphs = graphs and bool(kernels.plan.choices)
     with refusing_plainly(planned):
         planned.read(progress)
-        graphs = graphs and not asks_host(planned.model)
         if planned.place.device.type == "cuda":
-            size_caches(planned, kernels, CudaMemory(planned.place.device), progress, graphs=graphs)
+            memory = CudaMemory(planned.place.device)
+            counted = graphs and not asks_host(planned.model)
+            size_caches(planned, kernels, memory, progress, graphs=counted)
         runner = ModelRunner.of(planned)
         runner.bind(kernels.operations)
         if graphs:

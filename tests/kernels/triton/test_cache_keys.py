@@ -1,20 +1,14 @@
 """A kernel that has been compiled is found again by the next process."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.without_interpreter import told
 
 pytest.importorskip("triton")
 
 
-def test_no_kernel_knows_two_constants_by_one_name():
+def test_no_kernel_knows_two_constants_by_one_name(tmp_path):
     """The next process would compile it again, or not, as chance has it: seconds of a start."""
-    settings = {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "tests.kernels.triton.cache_keys"]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    found = told("tests.kernels.triton.cache_keys", cache=tmp_path)
     assert found["functions"] > 100
     assert found["conflicts"] == {}

@@ -1,14 +1,10 @@
 """What the compiler makes of the experts' product for sm_90, without a GPU."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("triton")
 from moebius_kernels.triton import decode_asm
+from tests.without_interpreter import told
 
 # One of each way to expand codes.
 NAMES = ("bf16", "nvfp4_words", "mxfp4_words", "int4_zero", "q5_k", "q6_k", "iq4_xs", "fp8_block")
@@ -18,11 +14,7 @@ STEP = 8
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    settings["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "tests.kernels.triton.compiled", *NAMES]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return told("tests.kernels.triton.compiled", *NAMES, cache=tmp_path_factory.mktemp("triton"))
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,8 @@
 """What the compiler makes of the products that divide their labour, for sm_90, without a GPU."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.without_interpreter import told
 
 pytest.importorskip("triton")
 
@@ -19,11 +16,7 @@ _SHARED = 227 * 1024
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    settings["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "tests.kernels.triton.compiled_hopper", *NAMES]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return told("tests.kernels.triton.compiled_hopper", *NAMES, cache=tmp_path_factory.mktemp("triton"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,10 +1,5 @@
 """Attention that divides its labour, on a machine of threads and tensors, beside attention without pages."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -18,6 +13,7 @@ from moebius_kernels.triton import hopper_attention, prefill_attention_hopper
 from tests.kernels.triton.device_world import DeviceWorld
 from tests.kernels.triton.gluon_machine import Machine
 from tests.kernels.triton.hopper_world import DEVICE, H200
+from tests.without_interpreter import told
 
 # Weights are rounded to bf16.
 LIMIT = 0.02
@@ -146,11 +142,7 @@ def test_what_is_admitted():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    settings["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "tests.kernels.triton.compiled_prefill", *COMPILED]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return told("tests.kernels.triton.compiled_prefill", *COMPILED, cache=tmp_path_factory.mktemp("triton"))
 
 
 @pytest.mark.parametrize("shape", COMPILED)

@@ -1,12 +1,11 @@
 """No kernel is compiled in somebody's request: the steps of a preflight meet all that other steps launch."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.without_interpreter import told
 
 pytest.importorskip("triton")
 
@@ -31,12 +30,7 @@ def test_other_steps_launch_no_other_kernels(
 ) -> None:
     config = json.loads((CONFIGS / f"{name}.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
-    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    settings["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-m", "tests.worker.preflight.launched", str(tmp_path), form]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout)
+    found = told("tests.worker.preflight.launched", str(tmp_path), form, cache=tmp_path / "triton")
     usual = {"grouped_gemm", "_align_few", "_decode", "_prefill", "_draw_in_block"}
     assert usual | others <= set(found["met"])
     assert found["late"] == []

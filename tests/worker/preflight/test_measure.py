@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moebius_kernels.kv_pages import KvPages
-from moebius_kernels.operations import REFERENCE
+from moebius_kernels.operations import REFERENCE, Operations
 from moebius_kernels.plan import Choice, Plan, token_ranges
 from moebius_kernels.registry import TokenRange
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
@@ -339,12 +339,20 @@ def test_graphs_are_not_counted_where_a_step_asks_the_host(
 
     def counted(*_: object, graphs: bool) -> None:
         assert graphs is not asks
-        raise EnoughError
+
+    class Runner:
+        def bind(self, operations: Operations) -> None:
+            pass
+
+        def capture(self, *_: object) -> None:
+            """Says why there are none."""
+            raise EnoughError
 
     planned = _planned(model)
     planned.place = Place(torch.device("cuda"), torch.float32)
     monkeypatch.setattr(type(planned.model), "ASKS_HOST", asks)
     monkeypatch.setattr(measure, "size_caches", counted)
+    monkeypatch.setattr(ModelRunner, "of", lambda planned: Runner())
     choice = Choice("linear", "layers", TokenRange(1, 8), "triton", True, ())
     with pytest.raises(EnoughError):
         make_runner(planned, replace(_kernels(), plan=Plan((choice,))), lambda *_: None, graphs=True)
