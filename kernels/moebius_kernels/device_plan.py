@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from moebius_kernels.attention_plan import AttentionPlan, Span, plan_attention
@@ -94,8 +95,7 @@ class AttentionPlanner:
         assert num_rows <= rows
         assert pad_to == 0 or num_decodes == len(spans)
 
-        host = _pinned(len(self._numbers), self._device)
-        numbers = host.numpy()
+        numbers = np.empty(len(self._numbers), np.int32)
         first_rows, lengths, num_keys = numbers[: 3 * requests].reshape(3, requests)[:, :num_requests]
         slots = numbers[3 * requests :][:num_rows]
         size = self._page_size
@@ -121,7 +121,7 @@ class AttentionPlanner:
         ]
         used = 3 * requests + (rows + 2 * len(tiles) if tiles else num_rows)
         numbers[3 * requests + rows :][: 2 * len(tiles)] = [part for tile in tiles for part in tile]
-        self._numbers[:used].copy_(host[:used], non_blocking=True)
+        self._numbers[:used].copy_(pinned(numbers[:used], self._device), non_blocking=True)
         self._send(changes)
 
         first, rows_of, keys_of = self._numbers[: 3 * requests].view(3, requests)[:, :num_requests]
@@ -142,10 +142,9 @@ class AttentionPlanner:
     def _slots(self, span: Span) -> np.ndarray:
         """Of several rows."""
         size = self._page_size
-        positions = np.arange(span.start, span.end)
-        first = span.start // size
+        first, offset = divmod(span.start, size)
         pages = np.array(span.pages[first : -(-span.end // size)])
-        return pages[positions // size - first] * size + positions % size
+        return (pages[:, None] * size + np.arange(size)).ravel()[offset : offset + span.length]
 
     def _changes(self, request: int, span: Span) -> tuple[int, tuple[int, ...]]:
         """Where in the flat tables something new begins, and the pages from there on."""
@@ -160,9 +159,8 @@ class AttentionPlanner:
         count = sum(len(pages) for _, pages in changes)
         if count == 0:
             return
-        # Places and pages.
-        host = _pinned(2 * count, self._device).view(2, count)
-        places, numbers = host.numpy()
+        host = np.empty((2, count), np.int32)
+        places, numbers = host
         at = 0
         for place, pages in changes:
             if pages:
@@ -170,8 +168,8 @@ class AttentionPlanner:
                 places[at:end] = np.arange(place, place + len(pages))
                 numbers[at:end] = pages
                 at = end
-        sent = host.to(self._device, non_blocking=True)
-        self._tables.view(-1).index_copy_(0, sent[0].long(), sent[1])
+        where, what = pinned(host, self._device).to(self._device, non_blocking=True)
+        self._tables.view(-1).index_copy_(0, where.long(), what)
 
 
 def _tiles(spans: Sequence[Span], first_request: int) -> list[tuple[int, int]]:
@@ -201,7 +199,7 @@ def plan_states_on_device(
     spans: Sequence[Span], slots: Sequence[int], device: torch.device
 ) -> DeviceStatePlan:
     """As `plan_states`."""
-    plan = plan_states(spans, slots, device)
+    plan = plan_states(spans, slots, torch.device("cpu"))
     table: list[tuple[int, int, int, int]] = []
     chunks: list[tuple[int, int, int, int]] = []
     for segment in plan.segments:
@@ -209,16 +207,21 @@ def plan_states_on_device(
         for first in range(segment.first_row, segment.last_row, CHUNK_ROWS):
             last = min(first + CHUNK_ROWS, segment.last_row)
             chunks.append((first, last, segment.first_row, segment.slot))
+    decodes = len(plan.rows)
+    # One copy for all, in which everything begins at a multiple of 16 bytes, as kernels are compiled for.
+    columns = np.zeros((2, decodes + decodes % 2), np.int64)
+    columns[:, :decodes] = plan.rows, plan.slots
+    parts = [columns.view(np.int32), np.array(table, np.int32), np.array(chunks, np.int32)]
+    whole = pinned(np.concatenate([part.ravel() for part in parts]), device).to(device, non_blocking=True)
+    columns_there, table_there, chunks_there = whole.split([part.size for part in parts])
+    rows_there, slots_there = columns_there.view(torch.int64).view(2, -1)[:, :decodes]
     return DeviceStatePlan(
-        plan.rows,
-        plan.slots,
-        plan.segments,
-        torch.tensor(table, dtype=torch.int32, device=device).view(-1, 4),
-        torch.tensor(chunks, dtype=torch.int32, device=device).view(-1, 4),
+        rows_there, slots_there, plan.segments, table_there.view(-1, 4), chunks_there.view(-1, 4)
     )
 
 
-def _pinned(count: int, device: torch.device) -> torch.Tensor:
-    """int32 [count], from which copies to the device need no waiting. PyTorch hands the memory out again when
-    they are done."""
-    return torch.empty(count, dtype=torch.int32, pin_memory=device.type == "cuda")
+def pinned(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """On the host, from where a copy to the device need not be waited for. PyTorch hands the memory out again
+    when that is done."""
+    host = torch.from_numpy(values)
+    return torch.empty_like(host, pin_memory=True).copy_(host) if device.type == "cuda" else host

@@ -18,6 +18,8 @@ from moebius_kernels.triton.write_kv import LARGEST_TILE, admits_pages, tile_wid
 
 # Numbers of a program.
 _TILE = 2048
+# Tokens that are few, a power of two: as measured on an H200.
+_FEW = 256
 
 
 def apply_rotary(x: torch.Tensor, angles: Angles) -> torch.Tensor:
@@ -60,11 +62,13 @@ def rotate_and_write_kv(
     assert values is not None
     output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     width, value_width = tile_width(keys.dim), tile_width(values.dim)
-    share = max(1, min(power_of_two(heads), _TILE // width))
+    # Few tokens need more programs and warps, many fewer that read keys and values again.
+    tile, warps = (_TILE, 8) if tokens <= _FEW else (2 * _TILE, 4)
+    share = max(1, min(power_of_two(heads), tile // width))
     kv_heads = power_of_two(kv_pages.kv_heads)
     launch(
         _rotate_and_write,
-        (tokens, 1 + ceil_div(heads, share)),
+        (tokens, ceil_div(heads, share)),
         q, k, v, angles.cos, angles.sin, q if q_weight is None else q_weight,
         k if k_weight is None else k_weight,
         output, keys.numbers, scales_of(keys), values.numbers, scales_of(values), plan.slots, heads, eps,
@@ -73,7 +77,7 @@ def rotate_and_write_kv(
         KEY_DIM=dim, KEY_WIDTH=width, VALUE_DIM=values.dim, VALUE_WIDTH=value_width,
         TURNING=angles.cos.shape[-1], INTERLEAVED=angles.interleaved, NORM=q_weight is not None,
         HEADS=share, KV_HEADS=kv_pages.kv_heads, KV_TILE=kv_heads, FORMAT=FORMAT_CODES[keys.format],
-        num_warps=max(1, min(8, max(share, kv_heads) * width // 256)), **overlapping(q),
+        num_warps=max(1, min(warps, max(share, kv_heads) * width // 256)), **overlapping(q),
     )  # fmt: skip
     return output
 
@@ -150,8 +154,8 @@ def _rotate_and_write(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KV_TILE: tl.constexpr, FORMAT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Of one token the keys and values, or some of its queries. Whoever writes the queries looks at keys and
-    values too: a fault of these must show in the queries."""
+    """Some of one token's queries; the first program has its keys and values too. All look at these: a fault
+    of theirs must show in the queries."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     kv_head = tl.arange(0, KV_TILE)
@@ -167,24 +171,23 @@ def _rotate_and_write(
     inside = is_kv[:, None] & (column < VALUE_DIM)[None, :]
     at = v + token * v_row + kv_head[:, None] * v_head + column[None, :]
     value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    head = part * HEADS + tl.arange(0, HEADS)
+    exists = head < heads
+    query = _normed_and_turned(
+        q + token * q_row + head * q_head, exists, cos, sin, q_weight, token, eps, offset,
+        KEY_DIM, KEY_WIDTH, TURNING, INTERLEAVED, NORM,
+    )  # fmt: skip
+    fault = fault_of(key) + fault_of(value)
+    wide = tl.arange(0, KEY_WIDTH)
+    inside_q = exists[:, None] & (wide < KEY_DIM)[None, :]
+    target = output + (token * heads + head[:, None]) * KEY_DIM + wide[None, :]
+    tl.store(target, (query + fault).to(output.dtype.element_ty), mask=inside_q)
     if part == 0:
         slot = tl.load(slots + token).to(tl.int64)
         there = is_kv & (slot >= 0)
         rows = slot * KV_HEADS + kv_head
         store_rows(key, key_numbers, key_scales, rows, there, KEY_DIM, KEY_WIDTH, FORMAT)
         store_rows(value, value_numbers, value_scales, rows, there, VALUE_DIM, VALUE_WIDTH, FORMAT)
-    else:
-        fault = fault_of(key) + fault_of(value)
-        head = (part - 1) * HEADS + tl.arange(0, HEADS)
-        exists = head < heads
-        query = _normed_and_turned(
-            q + token * q_row + head * q_head, exists, cos, sin, q_weight, token, eps, offset,
-            KEY_DIM, KEY_WIDTH, TURNING, INTERLEAVED, NORM,
-        )  # fmt: skip
-        wide = tl.arange(0, KEY_WIDTH)
-        inside_q = exists[:, None] & (wide < KEY_DIM)[None, :]
-        target = output + (token * heads + head[:, None]) * KEY_DIM + wide[None, :]
-        tl.store(target, (query + fault).to(output.dtype.element_ty), mask=inside_q)
 
 
 def _admits(query: Query) -> str | None:

@@ -18,6 +18,8 @@ from moebius_kernels.triton.targets import ARCHITECTURES, ceil_div, power_of_two
 _BLOCK = 1024
 # Blocks of a row, which one program puts together.
 _MOST_BLOCKS = 4096
+# The place of no token.
+_NOWHERE = tl.constexpr(2**31 - 1)
 # SplitMix64 (Steele, Lea, Flood 2014): a step and the two multipliers of its finaliser.
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
@@ -42,8 +44,8 @@ def draw_among(logits: torch.Tensor, draws: Draws, select: Select) -> Drawn:
     best, floors = logits.new_empty(rows), draws.log_min_p
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     tile = power_of_two(blocks)
-    launch(_top_of_block, (rows, blocks), logits, tops, vocab, blocks, BLOCK=_BLOCK)
-    launch(_top_of_row, (rows,), tops, best, blocks, TILE=tile)
+    launch(_top_of_block, (rows, blocks), logits, tops, places, vocab, blocks, BLOCK=_BLOCK)
+    launch(_top_of_row, (rows,), tops, places, best, token_ids, blocks, TILE=tile)
     if draws.truncated:
         floors = _floors(logits, best, draws, select)
     launch(
@@ -52,7 +54,7 @@ def draw_among(logits: torch.Tensor, draws: Draws, select: Select) -> Drawn:
         logits, best, floors, draws.temperature, draws.streams, draws.positions, sums, places, vocab,
         blocks, BLOCK=_BLOCK,
     )  # fmt: skip
-    launch(_draw_in_row, (rows,), sums, places, token_ids, blocks, TILE=tile)
+    launch(_draw_in_row, (rows,), sums, places, draws.temperature, token_ids, blocks, TILE=tile)
     return Drawn(token_ids, best)
 
 
@@ -90,19 +92,26 @@ def _floors(logits: torch.Tensor, best: torch.Tensor, draws: Draws, select: Sele
 
 
 @triton.jit
-def _top_of_block(logits, tops, vocab, blocks, BLOCK: tl.constexpr):
+def _top_of_block(logits, tops, places, vocab, blocks, BLOCK: tl.constexpr):
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
-    tl.store(tops + row * blocks + block, _largest(values))
+    top = _largest(values)
+    tl.store(tops + row * blocks + block, top)
+    tl.store(places + row * blocks + block, _first(values == top, token))
 
 
 @triton.jit
-def _top_of_row(tops, best, blocks, TILE: tl.constexpr):
+def _top_of_row(tops, places, best, token_ids, blocks, TILE: tl.constexpr):
+    """The token, too, which is the one of rows without temperature."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, TILE)
-    values = tl.load(tops + row * blocks + block, mask=block < blocks, other=float("-inf"))
-    tl.store(best + row, _largest(values))
+    exists = block < blocks
+    values = tl.load(tops + row * blocks + block, mask=exists, other=float("-inf"))
+    place = tl.load(places + row * blocks + block, mask=exists, other=_NOWHERE)
+    top = _largest(values)
+    tl.store(best + row, top)
+    _store_token(token_ids + row, _first(exists & (values == top), place))
 
 
 @triton.jit
@@ -110,6 +119,18 @@ def _largest(values):
     """NaN if one is."""
     bad = tl.sum((values != values).to(tl.int32), 0) > 0
     return tl.where(bad, float("nan"), tl.max(values, 0))
+
+
+@triton.jit
+def _first(those, places):
+    """Of equals the first; `_NOWHERE` if there is none."""
+    return tl.min(tl.where(those, places, _NOWHERE), 0)
+
+
+@triton.jit
+def _store_token(at, token):
+    # A row that is not finite has no best token; any will do.
+    tl.store(at, tl.where(token == _NOWHERE, 0, token).to(tl.int64))
 
 
 @triton.jit
@@ -164,39 +185,38 @@ def _draw_in_block(
 ):
     """The best token of BLOCK: its logit over temperature plus noise, and its place."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    # Its token is known.
+    if temperature <= 0.0:
+        return
     token = block * BLOCK + tl.arange(0, BLOCK)
     exists = token < vocab
     values = tl.load(logits + row * vocab + token, mask=exists, other=float("-inf"))
-    temperature = tl.load(temperatures + row)
-    score = values.to(tl.float64)
-    if temperature > 0.0:
-        scaled = _scaled(values, tl.load(best + row), temperature)
-        stream = tl.load(streams + row).to(tl.uint64, bitcast=True)
-        position = tl.load(positions + row).to(tl.uint64, bitcast=True)
-        key = _mixed(stream + position * _GOLDEN)
-        bits = _mixed(key + token.to(tl.uint64) * _GOLDEN)
-        # 52 bits and a half: the ends 0 and 1, whose noise is infinite, cannot occur.
-        uniform = ((bits >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
-        noise = -tl.log(-tl.log(uniform))
-        score = tl.where(scaled < tl.load(floors + row), float("-inf"), scaled).to(tl.float64) + noise
+    scaled = _scaled(values, tl.load(best + row), temperature)
+    stream = tl.load(streams + row).to(tl.uint64, bitcast=True)
+    position = tl.load(positions + row).to(tl.uint64, bitcast=True)
+    key = _mixed(stream + position * _GOLDEN)
+    bits = _mixed(key + token.to(tl.uint64) * _GOLDEN)
+    # 52 bits and a half: the ends 0 and 1, whose noise is infinite, cannot occur.
+    uniform = ((bits >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+    noise = -tl.log(-tl.log(uniform))
+    score = tl.where(scaled < tl.load(floors + row), float("-inf"), scaled).to(tl.float64) + noise
     score = tl.where(exists, score, float("-inf"))
-    # Of equals the first.
     top = tl.max(score, 0)
     tl.store(sums + row * blocks + block, top)
-    tl.store(places + row * blocks + block, tl.min(tl.where(score == top, token, vocab - 1), 0))
+    tl.store(places + row * blocks + block, _first(exists & (score == top), token))
 
 
-@triton.jit
-def _draw_in_row(sums, places, token_ids, blocks, TILE: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["temperatures"])
+def _draw_in_row(sums, places, temperatures, token_ids, blocks, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    if tl.load(temperatures + row) <= 0.0:
+        return
     block = tl.arange(0, TILE)
     exists = block < blocks
     score = tl.load(sums + row * blocks + block, mask=exists, other=float("-inf"))
-    place = tl.load(places + row * blocks + block, mask=exists, other=2147483647)
-    top = tl.max(score, 0)
-    token = tl.min(tl.where(exists & (score == top), place, 2147483647), 0)
-    # A row that is not finite has no best token; any will do.
-    tl.store(token_ids + row, tl.where(token == 2147483647, 0, token).to(tl.int64))
+    place = tl.load(places + row * blocks + block, mask=exists, other=_NOWHERE)
+    _store_token(token_ids + row, _first(exists & (score == tl.max(score, 0)), place))
 
 
 def admits(query: Query) -> str | None:

@@ -23,17 +23,21 @@ from moebius_kernels.tuning import tilings_folder, tilings_path
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# What tilings cut up.
+# What tilings cut up: all that experts and dense products are computed with, but not what chooses for them.
 _KERNELS = (
     "align.py",
     "decode.py",
     "decode_asm.py",
     "decode_words.py",
+    "expand.py",
     "experts.py",
     "gemm.py",
     "grouped_gemm.py",
+    "layouts.py",
     "linear.py",
+    "targets.py",
     "tile_products.py",
+    "tiling.py",
 )
 
 log = logging.getLogger(__name__)

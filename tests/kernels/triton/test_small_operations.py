@@ -11,6 +11,7 @@ from moebius_kernels.activations import GELU_TANH, SILU, ClampedSwiglu
 from moebius_kernels.attention_plan import Span
 from moebius_kernels.kv_pages import KvFormat
 from moebius_kernels.rotary import Rotary, RotarySpec
+from moebius_kernels.triton import rotary
 from moebius_kernels.triton.activations import gated
 from moebius_kernels.triton.rms_norm import add_rms_norm, gated_rms_norm, l2_norm, rms_norm
 from moebius_kernels.triton.rotary import apply_rotary, rotate_and_write_kv
@@ -101,12 +102,14 @@ def test_rotary(dtype, interleaved, heads, dim, turning):
     close(apply_rotary(x, angles), reference_rotary.apply_rotary(x, angles))
 
 
+@pytest.mark.parametrize("few", [0, 1024])
 @pytest.mark.parametrize("format", KvFormat)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "turning"), [(8, 2, 32, 32), (9, 3, 80, 20), (40, 1, 64, 64)]
 )
-def test_rotate_and_write_kv(format, normed, heads, kv_heads, dim, turning):
+def test_rotate_and_write_kv(monkeypatch, format, normed, heads, kv_heads, dim, turning, few):
+    monkeypatch.setattr(rotary, "_FEW", few)
     worlds = [
         DeviceWorld(heads, kv_heads, 8, num_pages=6, key_dim=dim, value_dim=dim, format=format)
         for _ in range(2)
