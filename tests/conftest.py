@@ -5,6 +5,7 @@ import gc
 import inspect
 import logging
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,6 +51,34 @@ class Together(LoadScopeScheduling):
             return nodeid
         return nodeid.partition("::")[0]
 
+    def remove_node(self, node):
+        """What took its process with it is told once and is not run again; what waited behind it is."""
+        waiting = {
+            scope: left
+            for scope, work in self.assigned_work.pop(node).items()
+            if (left := {nodeid: False for nodeid, done in work.items() if not done})
+        }
+        if not waiting:
+            return None
+        scope, left = next(iter(waiting.items()))
+        ended = next(iter(left))
+        del left[ended]
+        if not left:
+            del waiting[scope]
+        self.workqueue.update(waiting)
+        for other in self.nodes:
+            self._reschedule(other)
+        return ended
+
+    def _reschedule(self, node):
+        """A process runs a test only when it knows the next: one in another's place, too, gets two at once.
+        It asks for them once it has collected."""
+        if node not in self.registered_collections:
+            return
+        super()._reschedule(node)
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
+
 
 def _place(nodeid: str) -> int:
     """Among the folders that belong together; behind them all for others."""
@@ -84,6 +113,45 @@ def pytest_sessionstart(session):
 
 async def _call(function):
     function()
+
+
+def _lost_gpu():
+    """The error after which this process can compute nothing on its GPU any more; None: there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    error = None
+    # What can be forgotten is told once.
+    for _ in range(2):
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as found:
+            error = str(found).partition("\n")[0]
+        else:
+            return None
+    return error
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Names the test that lost the GPU, whether it noticed or not."""
+    report = yield
+    if call.when == "teardown" and (error := _lost_gpu()):
+        said = f"the GPU is lost to this process, in which nothing more is run: {error}"
+        report.outcome, report.longrepr = "failed", f"{said}\n{report.longreprtext}".rstrip()
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """All that comes after a test that lost the GPU would fail too. xdist replaces the process."""
+    done = yield
+    if error := _lost_gpu():
+        if hasattr(item.config, "workerinput"):
+            os._exit(1)
+        left = len(item.session.items) - item.session.items.index(item) - 1
+        item.session.shouldfail = f"{item.nodeid} lost the GPU, {left} tests were not run: {error}"
+    return done
 
 
 @pytest.fixture(autouse=True)

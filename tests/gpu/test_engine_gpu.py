@@ -84,7 +84,7 @@ def logits_of(runner: ModelRunner) -> torch.Tensor:
             )
             done[index] += count
         computed = runner.step(slices)
-        assert not computed.faulty
+        assert not computed.faulty()
         rows.append(computed.logits.float().cpu())
     return torch.stack(rows)
 
@@ -193,11 +193,11 @@ def test_a_graphs_rows_that_are_not_finite_show_in_their_logits_alone() -> None:
     runner.capture(lambda size: size == 2, lambda *_: None)
     runner._model.embedding.data[5] = float("nan")
     computed = runner.step(_beginnings(runner, 2))
-    assert not computed.faulty
+    assert not computed.faulty()
     assert computed.logits[0].isnan().all()
     # The head may be the embedding, with the same row.
     assert computed.logits[1, 6:].isfinite().all()
     # Nobody looks at the logits of a row that is not sampled.
     first, second = _beginnings(runner, 2)
     for slices in ([first._replace(sample=False), second], [first, second._replace(sample=False)]):
-        assert runner.step(slices).faulty == {first.handle}
+        assert runner.step(slices).faulty() == {first.handle}

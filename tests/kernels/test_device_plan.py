@@ -99,3 +99,15 @@ def test_chunks_of_states():
     assert plan.spans.tolist() == [[0, 130, 4, 0], [131, 136, 6, 3]]
     assert plan.chunks.tolist() == [[0, 64, 0, 4], [64, 128, 0, 4], [128, 130, 0, 4], [131, 136, 131, 6]]
     assert (plan.rows.tolist(), plan.slots.tolist()) == ([130], [2])
+
+
+def test_all_parts_of_a_states_plan_are_aligned_as_kernels_are_compiled_for():
+    plan = plan_states_on_device([Span(3, 1, ())] * 3 + [Span(0, 70, ())], [4, 2, 6, 1], DEVICE)
+    assert (plan.rows.tolist(), plan.slots.tolist()) == ([0, 1, 2], [4, 2, 6])
+    assert all(part.data_ptr() % 16 == 0 for part in (plan.rows, plan.slots, plan.spans, plan.chunks))
+
+
+def test_a_states_plan_of_decodes_alone():
+    plan = plan_states_on_device([Span(3, 1, ())], [4], DEVICE)
+    assert (plan.rows.tolist(), plan.slots.tolist()) == ([0], [4])
+    assert plan.spans.shape == plan.chunks.shape == (0, 4)

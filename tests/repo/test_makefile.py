@@ -6,6 +6,8 @@ import stat
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -58,7 +60,52 @@ def test_a_python_without_venv(tmp_path: Path) -> None:
     assert not (tmp_path / "venv").exists()
 
 
+def gpu_test(folder: Path, answers: str, *arguments: str) -> tuple[list[str], int]:
+    """`make gpu-test` with a pytest that answers `case` of its arguments: what it was asked to run, and the
+    status."""
+    fake = _fake_python(folder / "bin", f'echo "$*" >> {folder}/asked; case "$*" in {answers} esac')
+    for mark in (".created", ".installed", ".installed-dev"):
+        (folder / mark).touch()
+    done = make("gpu-test", f"VENV={fake.parent.parent}", *arguments)
+    asked = [line.removeprefix("-m pytest ") for line in (folder / "asked").read_text().splitlines()]
+    return asked, done.returncode
+
+
+@pytest.mark.parametrize(
+    "failing", ["--numprocesses", "tests/gpu/test_memory", "tests/gpu/test_preflight", "nothing"]
+)
+def test_gpu_tests_that_want_the_gpu_for_themselves_come_last_and_each_failure_counts(
+    failing: str, tmp_path: Path
+) -> None:
+    asked, status = gpu_test(tmp_path, f"'-m pytest {failing}'*) exit 1;;", "GPU_JOBS=7", "ARGS=-q")
+    together, *alone = asked
+    assert re.match(r"--numprocesses 7 .*tests/gpu tests/kernels/triton .*-q$", together)
+    names = ["memory", "standby", "preflight"]
+    assert alone == [f"tests/gpu/test_{name}_gpu.py -q" for name in names]
+    assert re.findall(r"--ignore tests/gpu/test_(\w+)_gpu.py", together) == names
+    assert (status == 0) == (failing == "nothing")
+
+
+def test_some_gpu_tests_alone(tmp_path: Path) -> None:
+    """Of what is asked for; that a part has no such test is no failure, that all have none is one."""
+    chosen = "GPU_TESTS=tests/gpu/test_memory_gpu.py::test_it tests/gpu/test_fp8_gpu.py"
+    asked, status = gpu_test(tmp_path, "*::test_it*) exit 5;;", chosen)
+    assert [line.split()[-1] for line in asked] == chosen.partition("=")[2].split()[::-1]
+    assert status == 0
+    (tmp_path / "asked").unlink()
+    asked, status = gpu_test(tmp_path, "*) exit 5;;", "GPU_TESTS=tests/gpu/test_preflight_gpu.py")
+    assert asked == ["tests/gpu/test_preflight_gpu.py"]
+    assert status != 0
+
+
+def test_gpu_tests_that_are_interrupted_end(tmp_path: Path) -> None:
+    asked, status = gpu_test(tmp_path, "*) kill -INT $PPID; exit 2;;")
+    assert len(asked) == 1
+    assert status != 0
+
+
 def _fake_python(folder: Path, script: str) -> Path:
+    folder.mkdir(exist_ok=True)
     fake = folder / "python"
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)

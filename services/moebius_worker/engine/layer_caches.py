@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from moebius_kernels.device_plan import pinned
 from moebius_kernels.kv_pages import KvFormat, KvPages, bytes_per_page
 from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.types import StateStep
@@ -133,29 +135,32 @@ def allocate_caches(
     return caches
 
 
-def _states(caches: Sequence[LayerCache]) -> Iterator[torch.Tensor]:
-    for cache in caches:
-        if not isinstance(cache.tensors, KvPages):
-            yield from cache.tensors.values()
-
-
 def enter_states(caches: Sequence[LayerCache], steps: Sequence[tuple[StateStep, int]]) -> None:
     """Before a step: restores or zeroes the slots of requests; with each, the position at which it begins."""
-    restored = [(step.restore, step.slot) for step, _ in steps if step.restore is not None]
+    _copy_states(caches, [(step.restore, step.slot) for step, _ in steps if step.restore is not None])
     zeroed = [step.slot for step, start in steps if step.restore is None and start == 0]
-    for tensor in _states(caches):
-        if restored:
-            sources, slots = (
-                torch.tensor(column, device=tensor.device) for column in zip(*restored, strict=True)
-            )
-            tensor[slots] = tensor[sources]
-        if zeroed:
-            tensor[torch.tensor(zeroed, device=tensor.device)] = 0
+    for tensor, slots in _with_slots(caches, zeroed):
+        tensor.index_fill_(0, slots, 0)
 
 
 def leave_states(caches: Sequence[LayerCache], steps: Sequence[StateStep]) -> None:
     """After a step: copies slots to the snapshots that are to be kept."""
-    saved = [(step.save, step.slot) for step in steps if step.save is not None]
-    for tensor in _states(caches) if saved else ():
-        snapshots, slots = (torch.tensor(column, device=tensor.device) for column in zip(*saved, strict=True))
-        tensor[snapshots] = tensor[slots]
+    _copy_states(caches, [(step.slot, step.save) for step in steps if step.save is not None])
+
+
+def _copy_states(caches: Sequence[LayerCache], pairs: Sequence[tuple[int, int]]) -> None:
+    """From the first to the second of each."""
+    for tensor, (sources, slots) in _with_slots(caches, [*zip(*pairs, strict=True)]):
+        tensor.index_copy_(0, slots, tensor[sources])
+
+
+def _with_slots(
+    caches: Sequence[LayerCache], slots: Sequence[object]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each tensor of a state, and `slots`, int64, sent once and not waited for. Nothing if they are empty."""
+    states = [cache.tensors for cache in caches if not isinstance(cache.tensors, KvPages)] if slots else []
+    tensors = [tensor for state in states for tensor in state.values()]
+    if tensors:
+        device = tensors[0].device
+        there = pinned(np.array(slots), device).to(device, non_blocking=True)
+        yield from ((tensor, there) for tensor in tensors)

@@ -57,8 +57,10 @@ class Front(Protocol):
 class Runner(Protocol):
     """What the loop needs of a ModelRunner."""
 
-    def step(self, slices: Sequence[Slice], progress: Callable[[], None]) -> tuple[Logits, frozenset[int]]:
-        """Logits, and the handles whose rows are not finite. Calls `progress` as it advances."""
+    def step(
+        self, slices: Sequence[Slice], progress: Callable[[], None]
+    ) -> tuple[Logits, Callable[[], frozenset[int]]]:
+        """Logits, and what waits for the handles whose rows are not finite. Calls `progress` now and then."""
 
 
 class Launched(Protocol):
@@ -297,22 +299,26 @@ class EngineLoop:
         sampling = [piece.handle for piece in plan.slices if piece.sample]
         bound = [handle for handle in sampling if handle in self._grammars]
         self._grammars.begin({handle: self._barred(handle) for handle in bound})
-        logits, faulty = self._runner.step(plan.slices, self._progress)
+        logits, find_faulty = self._runner.step(plan.slices, self._progress)
         masks = self._grammars.masks()
+        rows = {row: handle for row, handle in enumerate(sampling) if handle not in masks.faults}
+        infinite: list[int] = []
+        # First the draw, so that a GPU goes on with it; of faulty ones in vain.
+        try:
+            sampled = self._draw(logits, rows, masks)
+        except NonFiniteLogitsError as error:
+            numbers = list(rows)
+            infinite = [rows.pop(numbers[index]) for index in error.rows]
+            sampled = self._draw(logits, rows, masks)
+        faulty = find_faulty()
         failures = [failed(handle, "its hidden states are not finite") for handle in faulty]
         failures += [
             refused(handle, Rejected("BAD_REQUEST", fault))
             for handle, fault in masks.faults.items()
             if handle not in faulty
         ]
-        ended = faulty | masks.faults.keys()
-        rows = {row: handle for row, handle in enumerate(sampling) if handle not in ended}
-        try:
-            return self._draw(logits, rows, masks), failures
-        except NonFiniteLogitsError as error:
-            bad = [list(rows)[index] for index in error.rows]
-            failures += [not_finite(rows.pop(row)) for row in bad]
-            return self._draw(logits, rows, masks), failures
+        failures += [not_finite(handle) for handle in infinite if handle not in faulty]
+        return {handle: one for handle, one in sampled.items() if handle not in faulty}, failures
 
     def _draw(self, logits: Logits, rows: Mapping[int, int], masks: Masks) -> dict[int, Sampled]:
         """By handle. `rows`: handles by their rows of the logits; no others are sampled."""

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from functools import partial
 from typing import NamedTuple, Self
 
+import numpy as np
 import structlog
 import torch
 
@@ -28,6 +29,7 @@ from moebius_worker.engine.memory import (
     plan_memory,
     plan_table,
 )
+from moebius_worker.engine.models.context import StepContext
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.kinds import only_kinds
 from moebius_worker.engine.models.layer import asks_host
@@ -80,13 +82,13 @@ class RunnerOptions:
 
 
 class Computed(NamedTuple):
-    """What came of a step."""
+    """What came of a step, or will: a GPU may be at it still."""
 
     # fp32 [slices that sample, vocab], in the order of the slices.
     logits: torch.Tensor
-    # Handles of slices, whether they sample or not, in which some row is not finite: what they wrote to
+    # Waits for the handles of slices, sampled or not, in which some row is not finite: what they wrote to
     # their pages is wrong, though the logits may look well. Those whose logits are NaN may be missing.
-    faulty: frozenset[int]
+    faulty: Callable[[], frozenset[int]]
 
 
 class ModelRunner:
@@ -117,7 +119,9 @@ class ModelRunner:
             device=place.device,
         )
         self._max_requests = plan.demand.max_running
-        self._inputs: StepInputs = HostInputs(model.caches, self._caches, plan.layout, place)
+        self._inputs: StepInputs = HostInputs(
+            model.caches, self._caches, plan.layout, place, vocab_size=self.vocab_size
+        )
         # Kernels get the same on the device "meta", for which they are only compiled.
         if place.device.type != "cpu":
             self._inputs = DeviceInputs(
@@ -125,6 +129,7 @@ class ModelRunner:
                 self._caches,
                 plan.layout,
                 place,
+                vocab_size=self.vocab_size,
                 max_requests=self._max_requests,
                 max_rows=max_step_tokens,
                 max_model_len=plan.max_model_len,
@@ -179,8 +184,7 @@ class ModelRunner:
         Raises ValueError for a token id that is not in the vocabulary.
         """
         logits, finite = self._launch(slices, progress, None)
-        faulty = () if finite is None else _faulty(slices, finite.tolist())
-        return Computed(logits, frozenset(faulty))
+        return Computed(logits, frozenset if finite is None else partial(_faulty, slices, finite))
 
     def captured(self, slices: Sequence[Slice]) -> bool:
         """Whether a step of these is replayed from a CUDA graph."""
@@ -195,12 +199,6 @@ class ModelRunner:
     def _launch(
         self, slices: Sequence[Slice], progress: Callable[[], None], drawn: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        for piece in slices:
-            if max(piece.token_ids) >= self.vocab_size:
-                raise ValueError(
-                    f"request {piece.handle} holds the token id {max(piece.token_ids)}; "
-                    f"the vocabulary ends at {self.vocab_size - 1}"
-                )
         states = [(piece.state, piece.start) for piece in slices if piece.state is not None]
         enter_states(self._caches, states)
         computed = self._compute(slices, progress, drawn)
@@ -235,17 +233,14 @@ class ModelRunner:
                 # The sampler will see it: the device need not be waited for twice.
                 return logits, None
             return logits[rows], ~logits.isnan().all(dim=-1)
-        hidden = self._forward(slices, progress, drawn)
-        ends = accumulate(len(piece.token_ids) for piece in slices)
-        sampled = [end - 1 for end, piece in zip(ends, slices, strict=True) if piece.sample]
-        chosen = torch.tensor(sampled, dtype=torch.int64, device=self._place.device)
-        return self._model.logits(hidden[chosen]), hidden.isfinite().all(dim=-1)
-
-    def _forward(
-        self, slices: Sequence[Slice], progress: Callable[[], None], drawn: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Hidden states; now and then with an eye on the experts."""
         context = self._inputs.context(slices, drawn=drawn)
+        hidden = self._forward(context, progress)
+        # A difference is not 0 where the number is not finite: fewer kernels than `isfinite` has.
+        finite = (hidden - hidden).sum(dim=-1) == 0
+        return self._model.logits(hidden[context.sampled]), finite
+
+    def _forward(self, context: StepContext, progress: Callable[[], None]) -> torch.Tensor:
+        """Hidden states; now and then with an eye on the experts."""
         if not self._experts.due():
             return self._model.forward(context, progress)
         ops = self._model.ops
@@ -331,14 +326,11 @@ class PlannedModel:
         log.info("weights loaded", **self.loading.stored_forms())
 
 
-def _faulty(slices: Sequence[Slice], finite: Sequence[bool]) -> Iterator[int]:
+def _faulty(slices: Sequence[Slice], finite: torch.Tensor) -> frozenset[int]:
     """Handles of slices with a row that is not."""
-    start = 0
-    for piece in slices:
-        end = start + len(piece.token_ids)
-        if not all(finite[start:end]):
-            yield piece.handle
-        start = end
+    lengths = np.array([len(piece.token_ids) for piece in slices])
+    sound = np.logical_and.reduceat(finite.cpu().numpy(), lengths.cumsum() - lengths)
+    return frozenset(piece.handle for piece, whole in zip(slices, sound, strict=True) if not whole)
 
 
 def plan_weights(

@@ -77,20 +77,20 @@ def load_and_serve(
     def read_weights() -> None:
         """While kernels are compiled, unless they take the memory that the preflight needs."""
         if planned.leaves_room:
-            with refusing_plainly(planned):
-                planned.read(progress)
+            planned.read(progress)
 
     if settings.kernels == "reference":
         kernels = references_alone(settings.exclude_backends)
     else:
-        kernels = prepare(
-            checkpoint,
-            Wanted(options, excluded=settings.exclude_backends),
-            flights,
-            lambda phase, done, total: progress(phase, 0, 0),
-            read_weights,
-            waiting,
-        )
+        with refusing_plainly(planned):
+            kernels = prepare(
+                checkpoint,
+                Wanted(options, excluded=settings.exclude_backends),
+                flights,
+                lambda phase, done, total: progress(phase, 0, 0),
+                read_weights,
+                waiting,
+            )
     for process in waiting.values():
         process.end()
     runner = make_runner(planned, kernels, progress, graphs=settings.cuda_graphs)

@@ -1,12 +1,15 @@
 """From the slices of a step to what a model computes it with: tensors and plans on the device."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import chain
+from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from moebius_kernels.attention_plan import Span, plan_attention
-from moebius_kernels.device_plan import AttentionPlanner, DeviceStatePlan, plan_states_on_device
+from moebius_kernels.device_plan import AttentionPlanner, DeviceStatePlan, pinned, plan_states_on_device
 from moebius_kernels.state_plan import StatePlan, plan_states
 from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.layer_caches import CacheSpecs, LayerCache
@@ -21,8 +24,38 @@ class StepInputs(Protocol):
     ) -> StepContext:
         """In force until the next one is asked for. `pad_to`: a step of decodes is filled up to so many rows
         that do not exist. `drawn`: if the step is planned ahead, the ids int64 [N] on the device that were
-        drawn in the step before."""
+        drawn in the step before. Raises ValueError for a token id that is not in the vocabulary."""
         ...
+
+
+class _Rows(NamedTuple):
+    """A step's, int64: of each its token and its position, and those whose logits are wanted."""
+
+    token_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    sampled: npt.NDArray[np.int64]
+
+
+def _rows(slices: Sequence[Slice], vocab_size: int) -> _Rows:
+    """Raises ValueError for a token id that is not in the vocabulary."""
+    # The one look that the host takes at each token: the GPU waits meanwhile.
+    token_ids = np.fromiter(chain.from_iterable(piece.token_ids for piece in slices), np.int64)
+    if token_ids.max(initial=0) >= vocab_size:
+        handle, largest = next(
+            (piece.handle, largest) for piece in slices if (largest := max(piece.token_ids)) >= vocab_size
+        )
+        raise ValueError(
+            f"request {handle} holds the token id {largest}; the vocabulary ends at {vocab_size - 1}"
+        )
+    lengths = np.array([len(piece.token_ids) for piece in slices], np.int64)
+    ends = lengths.cumsum()
+    # How far a slice's positions are from its rows.
+    ahead = np.array([piece.start for piece in slices], np.int64) - ends + lengths
+    return _Rows(
+        token_ids,
+        np.arange(len(token_ids)) + ahead.repeat(lengths),
+        ends[np.array([piece.sample for piece in slices], bool)] - 1,
+    )
 
 
 def _spans(slices: Sequence[Slice], window: int | None) -> list[Span]:
@@ -40,16 +73,23 @@ class HostInputs:
     """For operations that read plans in Python: on a CPU."""
 
     def __init__(
-        self, specs: CacheSpecs, caches: Sequence[LayerCache], layout: CacheLayout, place: Place
+        self,
+        specs: CacheSpecs,
+        caches: Sequence[LayerCache],
+        layout: CacheLayout,
+        place: Place,
+        *,
+        vocab_size: int,
     ) -> None:
         self._specs, self._caches, self._layout, self._place = specs, caches, layout, place
+        self._vocab_size = vocab_size
 
     def context(
         self, slices: Sequence[Slice], *, pad_to: int = 0, drawn: torch.Tensor | None = None
     ) -> StepContext:
         assert pad_to == 0
         device = self._place.device
-        token_ids = torch.tensor([token for piece in slices for token in piece.token_ids], device=device)
+        token_ids, positions, sampled = map(torch.from_numpy, _rows(slices, self._vocab_size))
         if drawn is not None:
             token_ids = drawn[~token_ids]
         states: StatePlan | None = None
@@ -57,7 +97,8 @@ class HostInputs:
             states = plan_states(_spans(slices, None), _slots(slices), device)
         return StepContext(
             token_ids,
-            torch.tensor([at for piece in slices for at in range(piece.start, piece.end)], device=device),
+            positions,
+            sampled,
             {
                 window: plan_attention(
                     _spans(slices, window),
@@ -84,11 +125,13 @@ class DeviceInputs:
         layout: CacheLayout,
         place: Place,
         *,
+        vocab_size: int,
         max_requests: int,
         max_rows: int,
         max_model_len: int,
     ) -> None:
         self._specs, self._caches, self._device = specs, caches, place.device
+        self._vocab_size = vocab_size
         self._planners = {
             window: AttentionPlanner(
                 max_requests=max_requests,
@@ -100,8 +143,8 @@ class DeviceInputs:
             )
             for window in specs.windows
         }
-        # Token ids, and after them positions: where these begin depends on how many rows there are, alone.
-        self._rows = torch.zeros(2 * max_rows, dtype=torch.int64, device=place.device)
+        # Token ids, positions, sampled rows: where they begin depends on how many rows there are, alone.
+        self._rows = torch.zeros(2 * max_rows + max_requests, dtype=torch.int64, device=place.device)
         # Of decodes: whether a row does not exist, and the slot of its state.
         self.absent = torch.zeros(max_requests, dtype=torch.bool, device=place.device)
         self._slots = torch.zeros(max_requests, dtype=torch.int64, device=place.device)
@@ -112,21 +155,21 @@ class DeviceInputs:
     def context(
         self, slices: Sequence[Slice], *, pad_to: int = 0, drawn: torch.Tensor | None = None
     ) -> StepContext:
-        tokens = [token for piece in slices for token in piece.token_ids]
-        positions = [at for piece in slices for at in range(piece.start, piece.end)]
-        padding = [0] * max(0, pad_to - len(tokens))
+        tokens, positions, sampled = _rows(slices, self._vocab_size)
+        padding = np.zeros(max(0, pad_to - len(tokens)), np.int64)
         rows = len(tokens) + len(padding)
-        self._send(self._rows[: 2 * rows], tokens + padding + positions + padding)
+        sent = self._send(self._rows, np.concatenate((tokens, padding, positions, padding, sampled)))
+        token_ids, places, chosen = sent.split([rows, rows, len(sampled)])
         if drawn is not None:
-            taken = self._rows[: len(tokens)]
+            taken = token_ids[: len(tokens)]
             torch.index_select(drawn, 0, ~taken, out=taken)
         if pad_to and self._existing != (len(tokens), rows):
             self._existing = len(tokens), rows
-            self._send(self.absent[:rows], [False] * len(tokens) + [True] * len(padding))
-        token_ids, places = self._rows[: 2 * rows].view(2, rows)
+            self._send(self.absent, np.arange(rows) >= len(tokens))
         return StepContext(
             token_ids,
             places,
+            chosen,
             {
                 window: planner.plan(_spans(slices, window), pad_to=pad_to)
                 for window, planner in self._planners.items()
@@ -139,12 +182,10 @@ class DeviceInputs:
         slots = _slots(slices)
         if not padded:
             return plan_states_on_device(_spans(slices, None), slots, self._device)
-        self._send(self._slots[:rows], slots + [-1] * (rows - len(slots)))
+        there = self._send(self._slots, np.array(slots + [-1] * (rows - len(slots))))
         nothing = torch.empty(0, 4, dtype=torch.int32, device=self._device)
-        return DeviceStatePlan(self._order[:rows], self._slots[:rows], (), nothing, nothing)
+        return DeviceStatePlan(self._order[:rows], there, (), nothing, nothing)
 
-    def _send(self, destination: torch.Tensor, values: Sequence[object]) -> None:
-        pinned = torch.tensor(values, dtype=destination.dtype)
-        if self._device.type == "cuda":
-            pinned = pinned.pin_memory()
-        destination.copy_(pinned, non_blocking=True)
+    def _send(self, destination: torch.Tensor, values: npt.NDArray[np.generic]) -> torch.Tensor:
+        """To the beginning of `destination`, which is returned."""
+        return destination[: len(values)].copy_(pinned(values, self._device), non_blocking=True)

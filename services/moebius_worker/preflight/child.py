@@ -17,8 +17,9 @@ from moebius_common.garbage import collect_nothing_yet, spare_what_is_there
 from moebius_kernels.jit.triton_cache import hash_compiler
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Registry, TokenRange, gather
+from moebius_worker.preflight.machine import ran_out
 from moebius_worker.preflight.probe import Patience, Probe
-from moebius_worker.preflight.report import Doing, Judged, Message, Site, StepDone, encode
+from moebius_worker.preflight.report import Doing, Judged, Message, RanOut, Site, StepDone, encode
 from moebius_worker.preflight.subject import ProbeStep, Subject
 
 Send = Callable[[Message], None]
@@ -66,7 +67,13 @@ def decode_task(data: bytes) -> Task:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     task, send = begin(__doc__, arguments, make_ready)
-    _examine(task, send)
+    try:
+        _examine(task, send)
+    except RuntimeError as error:
+        if not ran_out(error):
+            raise
+        send(RanOut(str(error)))
+        sys.exit(1)
 
 
 def make_ready() -> None:

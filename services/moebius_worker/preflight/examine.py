@@ -22,6 +22,7 @@ from moebius_worker.engine.models.registry import build_model
 from moebius_worker.engine.runner import STEP_TOKENS, RunnerOptions, place_for
 from moebius_worker.engine.weights.open import open_weights
 from moebius_worker.host_memory import host_memory
+from moebius_worker.preflight.gates import MEMORY
 from moebius_worker.preflight.machine import device_here
 from moebius_worker.preflight.model import subject_options
 from moebius_worker.preflight.process import Waiting
@@ -110,15 +111,19 @@ def _kept(make: Callable[[], Plan], kept: ArtefactCache, key: str) -> Plan:
         making = True
         made.append(make())
         making = False
+        short = {backend for backend, gate in made[0].rejections if gate == MEMORY}
+        if short:
+            # Next time there may be more.
+            raise MemoryError(f"the GPU's memory ran out for {', '.join(sorted(short))}")
         (directory / _PLAN).write_text(made[0].to_json())
 
     try:
         kept.get(key, build)
         found = _read(kept, key)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         if making:
             raise
-        log.warning("the kernel plan cannot be kept", path=str(kept.root), reason=str(error))
+        log.warning("the kernel plan is not kept", path=str(kept.root), reason=str(error))
         found = None
     if found is None:
         found = made[0] if made else make()

@@ -19,7 +19,7 @@ from moebius_kernels.sampling import Drawn
 from moebius_kernels.tensor_tree import copy_tensors, tensors_of
 from moebius_worker.preflight.compare import difference, limit_of, route_difference
 from moebius_worker.preflight.compare_draws import draw_difference
-from moebius_worker.preflight.machine import Machine
+from moebius_worker.preflight.machine import Machine, ran_out
 
 # Told before each gate; the first call may have to compile.
 Announce = Callable[[str], None]
@@ -36,6 +36,8 @@ _ALLOCATING = frozenset(
     }
 )
 
+# What stands for a gate where the device had no memory left: that says little of a candidate.
+MEMORY = "memory"
 
 # Calls that are timed together, where they are captured.
 _ROW = 8
@@ -98,8 +100,8 @@ def judge(
                 with _gate("capture", announce):
                     run, replay = _capture(backend, trial, machine)
                 _no_error_left(machine)
-            except _RejectedError:
-                if not backend.is_reference:
+            except _RejectedError as rejected:
+                if not backend.is_reference or rejected.gate == MEMORY:
                     raise
         if timed:
             with _gate("time", announce):
@@ -274,7 +276,8 @@ def _gate(name: str, announce: Announce) -> Iterator[None]:
         raise
     except Exception as error:
         message = (str(error).splitlines() or [""])[0]
-        raise _RejectedError(name, f"{type(error).__name__}: {message}") from error
+        gate = MEMORY if ran_out(error) else name
+        raise _RejectedError(gate, f"{type(error).__name__}: {message}") from error
 
 
 def _no_error_left(machine: Machine) -> None:

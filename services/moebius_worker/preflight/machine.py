@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,9 @@ from moebius_worker.engine.cuda_graph import capture_graph
 # Calls that are timed: until this much time has passed, at least and at most so many.
 _TIMED_SECONDS = 0.005
 _TIMED_CALLS = range(3, 12)
+
+# As PyTorch, the driver and Triton say it, and as cuBLAS does.
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -131,6 +134,18 @@ class Cuda:
             return bool((total == 2).all()) and latched_error() is None
         except RuntimeError:
             return False
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether the error is that a GPU's memory ran out, or came of that."""
+    return any(words in str(cause) for cause in _causes(error) for words in _OUT_OF_MEMORY)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those before it: the end of a capture that failed hides why it did."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def device_here(kind: str) -> Device:

@@ -15,12 +15,12 @@ from moebius_worker.engine.runner import ModelRunner, PlannedModel, Progress
 from moebius_worker.engine.sampler import sample
 from moebius_worker.engine.types import SampleRow, SamplingParams, Slice
 from moebius_worker.host_memory import Memory
+from moebius_worker.preflight.machine import ran_out
 from moebius_worker.preflight.prepare import Prepared
+from moebius_worker.preflight.run import PreflightMemoryError
 from moebius_worker.preflight.subject import ProbeStep
 from moebius_worker.preflight.workload import Workload
 
-# As PyTorch, the driver and Triton say it, and as cuBLAS does.
-_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
 # Bytes of a GPU that may be its driver's alone: a context, kernels, graphs.
 _DRIVERS = 2 * GIB
 # Logits are copied to be changed, then cut off, and all of them become probabilities.
@@ -95,23 +95,29 @@ def refusing_plainly(planned: PlannedModel) -> Iterator[None]:
     except OutOfMemoryPlan as refusal:
         # What others took while it was measured has been counted too.
         raise OutOfMemoryPlan(str(refusal), permanent=refusal.permanent and _alone(planned)) from refusal
+    except PreflightMemoryError as error:
+        raise _refusal(planned, error.said) from error
     except RuntimeError as error:
-        if not any(words in str(cause) for cause in _causes(error) for words in _OUT_OF_MEMORY):
+        if not ran_out(error):
             raise
-        plan, memory = planned.plan, planned.memory
-        counted = f"weights {plan.demand.weights / GIB:.2f} GiB"
-        if plan.demand.measured:
-            workspace, caches = plan.demand.workspace / GIB, plan.kv_cache / GIB
-            counted += f" + workspace {workspace:.2f} GiB + KV cache {caches:.2f} GiB"
-        raise OutOfMemoryPlan(
-            f"The GPU's memory ran out. {memory.available / GIB:.2f} GiB of {memory.total / GIB:.2f} GiB was "
-            f"available at first, and was to hold {counted}, with steps of up to {planned.max_step_tokens} "
-            f"tokens and {plan.demand.max_running} requests. Free what other processes took meanwhile, or "
-            "ask for less: a smaller model, --kv-cache-memory, --max-step-tokens, --max-running, "
-            "--max-model-len. "
-            f"The device said: {error}",
-            permanent=_alone(planned),
-        ) from error
+        raise _refusal(planned, str(error)) from error
+
+
+def _refusal(planned: PlannedModel, said: str) -> OutOfMemoryPlan:
+    """`said`: by the device."""
+    plan, memory = planned.plan, planned.memory
+    counted = f"weights {plan.demand.weights / GIB:.2f} GiB"
+    if plan.demand.measured:
+        workspace, caches = plan.demand.workspace / GIB, plan.kv_cache / GIB
+        counted += f" + workspace {workspace:.2f} GiB + KV cache {caches:.2f} GiB"
+    return OutOfMemoryPlan(
+        f"The GPU's memory ran out. {memory.available / GIB:.2f} GiB of {memory.total / GIB:.2f} GiB was "
+        f"available at first, and was to hold {counted}, with steps of up to {planned.max_step_tokens} "
+        f"tokens and {plan.demand.max_running} requests. Free what other processes took meanwhile, or "
+        "ask for less: a smaller model, --kv-cache-memory, --max-step-tokens, --max-running, "
+        f"--max-model-len. The device said: {said}",
+        permanent=_alone(planned),
+    )
 
 
 def _alone(planned: PlannedModel) -> bool:
@@ -120,13 +126,6 @@ def _alone(planned: PlannedModel) -> bool:
     if device.type != "cuda":
         return False
     return max(memory.total - memory.available, _outside(device)) <= _DRIVERS
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those before it: the end of a capture that failed hides why it did."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def size_caches(

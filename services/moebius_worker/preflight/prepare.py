@@ -43,7 +43,10 @@ class Prepared:
             for done, step in enumerate(self.steps):
                 progress("warming up", done, len(self.steps))
                 if slices := workload.slices(step):
-                    workload.draw(runner.step(slices).logits, self.operations.draw_tokens)
+                    logits, find_faulty = runner.step(slices)
+                    workload.draw(logits, self.operations.draw_tokens)
+                    # A GPU's fault shows now or in somebody's request.
+                    find_faulty()
 
     def freeze(self) -> None:
         """From now on no kernel should have to be compiled; if one is, it is counted and logged."""

@@ -11,7 +11,7 @@ from moebius_kernels.operations import OPERATION_NAMES, REFERENCE, Operations
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Backend, Device, Query, Registry, TokenRange, refusal
 from moebius_kernels.tensor_tree import copy_tensors
-from moebius_worker.preflight.gates import Announce, Trial, again, judge
+from moebius_worker.preflight.gates import MEMORY, Announce, Trial, again, judge
 from moebius_worker.preflight.machine import Machine
 from moebius_worker.preflight.report import Begun, Judged, Message, Site
 
@@ -143,7 +143,7 @@ class Probe:
     def _say(self, site: Site, verdict: Verdict, *, suspect: bool) -> None:
         """`suspect`: the device, or this process's use of it, may be the worse for what was tried."""
         lost = suspect and not self.machine.healthy()
-        if lost and verdict.rejected is not None:
+        if lost and verdict.rejected not in (None, MEMORY):
             verdict = replace(verdict, rejected="crash", reason=f"{verdict.reason}: device lost")
         self.send(Judged(site, verdict))
         if lost:

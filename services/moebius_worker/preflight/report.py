@@ -48,8 +48,15 @@ class Doing:
     phase: str
 
 
-Message = Begun | Judged | StepDone | Doing
-_KINDS = {kind.__name__: kind for kind in (Begun, Judged, StepDone, Doing)}
+@dataclass(frozen=True, slots=True)
+class RanOut:
+    """The process ends, for want of the GPU's memory; `said`: by the device."""
+
+    said: str
+
+
+Message = Begun | Judged | StepDone | Doing | RanOut
+_KINDS = {kind.__name__: kind for kind in (Begun, Judged, StepDone, Doing, RanOut)}
 
 
 def encode(message: Message) -> bytes:

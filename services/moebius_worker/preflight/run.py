@@ -20,7 +20,7 @@ from moebius_worker.preflight.child import Task, encode_task
 from moebius_worker.preflight.draw import draw_plan
 from moebius_worker.preflight.probe import Patience
 from moebius_worker.preflight.process import PreflightProcess, Waiting
-from moebius_worker.preflight.report import Begun, Doing, Judged, Site, StepDone, decode
+from moebius_worker.preflight.report import Begun, Doing, Judged, RanOut, Site, StepDone, decode
 from moebius_worker.preflight.subject import ProbeStep
 
 # What is being done, and how many of how many steps are.
@@ -38,6 +38,17 @@ log = structlog.get_logger(__name__)
 
 class PreflightError(Exception):
     """The model itself cannot be run here, whatever the candidates do."""
+
+
+class PreflightMemoryError(PreflightError):
+    """Not even references have room on the GPU. `said`: by the device."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(
+            "The GPU's memory ran out in the preflight. Free what other processes took, or ask for less: a "
+            f"smaller model, --max-step-tokens, --max-running. The device said: {said}"
+        )
+        self.said = said
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,8 @@ class Examination:
 class _Known:
     verdicts: dict[tuple[Site, str], Verdict]
     steps_done: int = 0
+    # What the device said when the memory of the last process ran out.
+    ran_out: str | None = None
 
     def add(self, judged: Judged) -> None:
         self.verdicts[judged.site, judged.verdict.backend] = judged.verdict
@@ -83,12 +96,16 @@ def preflight(
     with _compiling(_task(examination, known), known, progress, meanwhile, waiting) as compiled:
         while known.steps_done < total:
             before = dict(known.verdicts), known.steps_done
+            known.ran_out = None
             ended = _one_process(_task(examination, known), known, progress, compiled, waiting)
             if ended is None:
                 break
-            log.warning("a preflight process ended", reason=ended, steps_done=known.steps_done, steps=total)
+            reason = known.ran_out or ended
+            log.warning("a preflight process ended", reason=reason, steps_done=known.steps_done, steps=total)
             fruitless = fruitless + 1 if before == (known.verdicts, known.steps_done) else 0
             if fruitless == FRUITLESS_PROCESSES:
+                if known.ran_out is not None:
+                    raise PreflightMemoryError(known.ran_out)
                 step = examination.steps[known.steps_done]
                 raise PreflightError(
                     f"The model cannot be computed here: a {step.kind} step of {step.tokens} tokens, with "
@@ -195,6 +212,8 @@ def _listen(reports: RawIOBase, known: _Known, progress: Progress, total: int) -
                     case Judged() as judged:
                         trying = None
                         known.add(judged)
+                    case RanOut(said=said):
+                        known.ran_out = said
                     case StepDone(done=done):
                         known.steps_done = done
                     case Doing(phase=phase):

@@ -43,7 +43,7 @@ class SimModel:
 
     def step(
         self, slices: Sequence[Slice], progress: Callable[[], None]
-    ) -> tuple[NDArray[np.float32], frozenset[int]]:
+    ) -> tuple[NDArray[np.float32], Callable[[], frozenset[int]]]:
         """Takes as long as the settings say; the logits have no columns."""
         while self._faults and self._generated >= self._faults[0].after_tokens:
             self._act(self._faults.pop(0))
@@ -53,7 +53,7 @@ class SimModel:
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _PIECE))
             progress()
-        return np.zeros((sum(piece.sample for piece in slices), 0), dtype=np.float32), frozenset()
+        return np.zeros((sum(piece.sample for piece in slices), 0), dtype=np.float32), frozenset
 
     def sample(self, logits: NDArray[np.float32], rows: Sequence[SampleRow]) -> list[Sampled]:
         self._generated += len(rows)

@@ -22,6 +22,7 @@ from moebius_kernels.triton.align import Alignment
 from moebius_kernels.triton.fp8_activations import Rounded
 from moebius_kernels.triton.gemm import Gated
 from moebius_kernels.triton.tiling import Tiling
+from tests.gpu import handed_over
 from tests.kernels.triton.matrices import FORMATS
 
 _META = torch.device("meta")
@@ -33,7 +34,12 @@ _FP8_TILING = Tiling(128, 128, 128, stages=4)
 
 
 def compiled(name: str) -> dict[str, Any]:
-    """`name`: "up" or "down" and a form. Counts of instructions, bytes of shared memory and of spills."""
+    """`name`: "up" or "down" and a form, or "handed over". Counts of instructions, bytes of shared memory and
+    of spills."""
+    if name == "handed over":
+        numbers = _empty(handed_over.STEPS, handed_over.NUMBERS, dtype=torch.float32)
+        handed_over.hand_over(numbers, numbers)
+        return counts(handed_over._hand_over)
     gated, form = name.startswith("up"), name.split()[1]
     rows, columns = (2 * _INNER, _HIDDEN) if gated else (_HIDDEN, _INNER)
     matrix = StoredMatrix.empty(FORMATS[form], (128, rows, columns), _META)
@@ -65,7 +71,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def counts(kernel: Any) -> dict[str, Any]:
     """Of the one that has been compiled since its caches were cleared. `between`: exponentials in front of
-    each wait for all products that comes after one for all but one."""
+    each wait for all products that comes after one for all but one. `ptx`: the program."""
     [[cache, *_]] = kernel.device_caches.values()
     [made] = cache.values()
     ptx = made.asm["ptx"]
@@ -85,6 +91,7 @@ def counts(kernel: Any) -> dict[str, Any]:
         "between": [len(re.findall(r"MUFU\.EX2", one)) for one in overlapped],
         "shared": made.metadata.shared,
         "stack": max(map(int, re.findall(r"STACK:(\d+)", used))),
+        "ptx": ptx,
     }
 
 

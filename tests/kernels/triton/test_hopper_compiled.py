@@ -1,7 +1,10 @@
 """What the compiler makes of the products that divide their labour, for sm_90, without a GPU."""
 
+import re
+
 import pytest
 
+from tests.kernels.triton import arrivals
 from tests.without_interpreter import told
 
 pytest.importorskip("triton")
@@ -38,3 +41,45 @@ def test_products_run_while_the_program_goes_on(found, name):
 def test_tiles_are_fetched_by_the_copy_engine_and_tokens_gathered(found, name):
     assert found[name]["tiles"] >= 2
     assert (found[name]["gathers"] > 0) is name.startswith("up")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_groups_hand_shared_memory_over_in_order(found, name):
+    """racecheck cannot judge that (`tests/gpu/sanitize.py`). Of bf16 a product may read on while the stage of
+    the one before it is given back."""
+    order = arrivals.order(found[name]["ptx"])
+    assert arrivals.faults(order, name.endswith("bf16")) == []
+    assert arrivals.states(order) == arrivals.IN_ORDER
+
+
+# What is put for what in the text of a program, and what is said then.
+CHANGES = {
+    "no barrier": (r"bar\.sync[^;]*;", "", "after wgmma.wait_group"),
+    "of fewer": (r"(bar\.sync\s+2), 128", r"\1, 64", "groups and their barriers"),
+    "of another group": (r"bar\.sync\s+2,", "bar.sync 0,", "groups and their barriers"),
+    "a read behind it": (
+        r"(@%p\d+ mbarrier\.arrive\.sh)",
+        r"ld.shared.b32 %r1, [%r2];\n\1",
+        "after ld.shared",
+    ),
+    "a product": (r"(@%p\d+ mbarrier\.arrive\.sh)", r"wgmma.mma_async.x;\n\1", "after wgmma.mma_async"),
+    "not waited for": (r"(wait_group\.sync\.aligned) 1", r"\1 2", "with 2 products under way"),
+    "a wait of one": ("mbarrier.try_wait", "@%p1 mbarrier.try_wait", "by some threads alone"),
+    "a copy of one": (r"cp\.async\.mbarrier", "@%p1 cp.async.mbarrier", "by some threads alone"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_out_of_order_is_seen(found, change):
+    pattern, put, said = CHANGES[change]
+    changed, times = re.subn(pattern, put, found["up bf16"]["ptx"])
+    assert times
+    assert said in str(arrivals.faults(arrivals.order(changed), 1))
+
+
+@pytest.mark.parametrize("which", range(2))
+def test_a_barrier_of_all_that_is_missing_is_seen(found, which):
+    """The first group's, in front of its own work."""
+    parts = found["up bf16"]["ptx"].split("barrier.sync")
+    changed = "barrier.sync".join(parts[: which + 1]) + "//" + "barrier.sync".join(parts[which + 1 :])
+    assert arrivals.states(arrivals.order(changed)) != arrivals.IN_ORDER

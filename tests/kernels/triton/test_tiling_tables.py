@@ -98,6 +98,20 @@ def test_tilings_of_other_kernels_are_not_used_and_give_way_to_new_ones(here, mo
     assert [one.tokens for one in read(here)["experts"]] == [8]
 
 
+def test_the_kernels_that_are_meant_are_all_that_is_measured():
+    """And each that one of them imports, but for those that say which backend or which tiling it is to be."""
+    grimp = pytest.importorskip("grimp", reason="comes with import-linter")
+    package = "moebius_kernels.triton."
+    graph = grimp.build_graph("moebius_kernels", cache_dir=None)
+    for choosing in ("admission", "dense_tiling", "expert_tiling"):
+        graph.remove_module(package + choosing)
+    measured = {package + "experts", package + "linear"}
+    for module in tuple(measured):
+        measured |= graph.find_upstream_modules(module)
+    names = {name.removeprefix(package) + ".py" for name in measured if name.startswith(package)}
+    assert set(tiling_tables._KERNELS) == names
+
+
 def test_what_is_measured_again_is_replaced_and_all_else_stays(here):
     kept = [
         Measurement(SHAPE, 8, 5.0, OWN),

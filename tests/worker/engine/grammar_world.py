@@ -39,10 +39,10 @@ class RandomModel:
 
     def step(
         self, slices: Sequence[Slice], progress: Callable[[], None]
-    ) -> tuple[torch.Tensor, frozenset[int]]:
+    ) -> tuple[torch.Tensor, Callable[[], frozenset[int]]]:
         self.steps.append(tuple(piece.handle for piece in slices))
         rows = [self._row(piece) for piece in slices if piece.sample]
-        return torch.stack(rows) if rows else torch.zeros(0, MODEL_VOCAB), frozenset()
+        return torch.stack(rows) if rows else torch.zeros(0, MODEL_VOCAB), frozenset
 
     def _row(self, piece: Slice) -> torch.Tensor:
         generator = torch.Generator().manual_seed(hash((self._seed, piece.token_ids[-1], piece.end)) % 2**40)

@@ -92,7 +92,7 @@ def _graphs(monkeypatch: pytest.MonkeyPatch) -> tuple[DecodeGraphs, FakeModel, F
 
     def context(slices: Any, *, pad_to: int, drawn: Any = None) -> StepContext:
         rows = torch.zeros(pad_to, dtype=torch.int64)
-        return StepContext(rows, rows, {}, ())
+        return StepContext(rows, rows, rows, {}, ())
 
     inputs: Any = SimpleNamespace(context=context, absent=torch.zeros(700, dtype=torch.bool))
     return DecodeGraphs(model, inputs, REFERENCE), model, cuda  # type: ignore[arg-type]

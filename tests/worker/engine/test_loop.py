@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.engine import loop as loop_module
+from moebius_worker.engine import sampler
 from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.errors import EngineDownError
 from moebius_worker.engine.faults import FaultInjector
@@ -67,7 +68,7 @@ class SuccessorRunner:
             if piece.token_ids[-1] == TRIGGER:
                 self.on_trigger(row)
         faulty = frozenset(piece.handle for piece in slices if FAULTY in piece.token_ids)
-        return Computed(logits, faulty)
+        return Computed(logits, lambda: faulty)
 
 
 def request(handle: int, token_ids: Sequence[int], **fields: Any) -> pb.Submit:
@@ -364,6 +365,40 @@ def test_a_fault_in_any_row_fails_its_request_though_its_logits_are_finite(
     bench.submit(request(3, [*prompt, 5], max_tokens=1))
     bench.read_until(lambda b: b.error(3))
     assert bench.ends()[-1].stats.cached_tokens == 0
+
+
+def test_a_request_that_fails_in_two_ways_is_told_the_first_cause_once(bench: Bench) -> None:
+    """Its draw fails too, which comes before the loop knows that it was faulty."""
+    bench.runner.on_trigger = lambda row: row.fill_(float("nan"))
+    bench.submit(request(1, [7], max_tokens=40), request(2, [FAULTY, TRIGGER]), request(3, [5, TRIGGER]))
+    bench.read_until(lambda b: b.error(2) and b.error(3) and b.finished(1))
+    failures = {failure.handle: failure for end in bench.ends() for failure in end.failures}
+    assert sum(len(end.failures) for end in bench.ends()) == 2
+    assert "hidden states" in failures[2].error.message
+    assert "hidden states" not in failures[3].error.message
+    assert bench.tokens(1) == [n % TRIGGER for n in range(8, 48)]
+
+
+def test_the_draw_is_asked_for_before_the_loop_waits_for_faults(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU has nothing to do while the loop has waited for the one and not yet asked for the other."""
+    order: list[str] = []
+    step, choose = bench.runner.step, sampler.choose
+
+    def told_step(slices: Sequence[Slice], progress: Callable[[], None]) -> Computed:
+        logits, find_faulty = step(slices, progress)
+        return Computed(logits, lambda: (order.append("wait"), find_faulty())[1])
+
+    def told_choose(*args: Any, **options: Any) -> torch.Tensor:
+        order.append("draw")
+        return choose(*args, **options)
+
+    monkeypatch.setattr(bench.runner, "step", told_step)
+    monkeypatch.setattr(sampler, "choose", told_choose)
+    bench.submit(request(1, [7], max_tokens=2))
+    bench.read_until(lambda b: b.finished(1))
+    assert order == ["draw", "wait"] * 2
 
 
 def test_no_stop_token_before_min_tokens(bench: Bench) -> None:

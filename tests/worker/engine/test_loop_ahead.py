@@ -81,7 +81,7 @@ class Device:
         logits = torch.zeros(len(token_ids), VOCAB)
         for row, token_id in zip(logits, self._next(token_ids), strict=True):
             row[token_id] = 1 if token_id >= 0 else torch.nan
-        return Computed(logits, frozenset())
+        return Computed(logits, frozenset)
 
     # ---- what launches ----
 

@@ -129,14 +129,14 @@ def test_a_fault_in_any_row_is_told_though_the_logits_are_finite(path):
         ]
     )
     assert step.logits.isfinite().all(), "the fault does not show in the last row"
-    assert step.faulty == {2, 3}
+    assert step.faulty() == {2, 3}
 
 
 def test_a_fault_in_keys_and_values_alone_is_told(path):
     """They are zeroed where they are kept, so that nothing else would show it."""
     runner = load(path)
     runner._model.layers[-1].attention.qkv.weight.data[-1] = float("nan")
-    assert runner.step([Slice(1, (7, 8, 9), 0, (0,), sample=False)]).faulty == {1}
+    assert runner.step([Slice(1, (7, 8, 9), 0, (0,), sample=False)]).faulty() == {1}
 
 
 def test_each_layer_is_progress(path):

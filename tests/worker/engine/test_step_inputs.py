@@ -18,14 +18,18 @@ def inputs(kind: str) -> StepInputs:
     specs = CacheSpecs()
     specs.add(KvSpec(kv_heads=1, key_dim=16, value_dim=16))
     if kind == "host":
-        return HostInputs(specs, (), LAYOUT, PLACE)
-    return DeviceInputs(specs, (), LAYOUT, PLACE, max_requests=4, max_rows=8, max_model_len=32)
+        return HostInputs(specs, (), LAYOUT, PLACE, vocab_size=100)
+    return DeviceInputs(
+        specs, (), LAYOUT, PLACE, vocab_size=100, max_requests=4, max_rows=8, max_model_len=32
+    )
 
 
 def test_rows_that_fill_a_step_up_have_no_state() -> None:
     specs = CacheSpecs()
     specs.add(StateSpec({"memory": (2,)}, {}))
-    made = DeviceInputs(specs, (), LAYOUT, PLACE, max_requests=4, max_rows=8, max_model_len=32)
+    made = DeviceInputs(
+        specs, (), LAYOUT, PLACE, vocab_size=100, max_requests=4, max_rows=8, max_model_len=32
+    )
     slices = [
         Slice(handle, (7,), 5, (0, 1), sample=True, state=StateStep(slot))
         for handle, slot in ((9, 3), (4, 1))
@@ -36,6 +40,30 @@ def test_rows_that_fill_a_step_up_have_no_state() -> None:
     assert plan.slots.tolist() == [3, 1, -1, -1]
     # As those of `plan_states_on_device`, but empty.
     assert plan.spans.shape == plan.chunks.shape == (0, 4)
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_rows_of_prompts_and_decodes(kind: str) -> None:
+    made = inputs(kind)
+    slices = [
+        Slice(1, (30, 31, 32), 4, (0, 1), sample=False),
+        Slice(2, (40,), 9, (2, 3, 4), sample=True),
+        Slice(3, (50, 51), 0, (5,), sample=True),
+    ]
+    # What was there before does not matter.
+    for part in (slices, slices[::-1], slices):
+        context = made.context(part)
+    assert context.token_ids.tolist() == [30, 31, 32, 40, 50, 51]
+    assert context.positions.tolist() == [4, 5, 6, 9, 0, 1]
+    assert context.sampled.tolist() == [3, 5]
+    assert made.context(slices[:1]).sampled.shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_a_token_beyond_the_vocabulary_names_its_request(kind: str) -> None:
+    slices = [Slice(5, (99,), 0, (0,), sample=True), Slice(6, (1, 100), 0, (1,), sample=True)]
+    with pytest.raises(ValueError, match="request 6 holds the token id 100; the vocabulary ends at 99"):
+        inputs(kind).context(slices)
 
 
 @pytest.mark.parametrize(("kind", "pad_to"), [("host", 0), ("device", 0), ("device", 4)])

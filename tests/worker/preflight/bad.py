@@ -20,6 +20,7 @@ from moebius_worker.preflight.machine import Host
 from moebius_worker.preflight.subject import ProbeStep
 
 SIZE = 16
+RAN_OUT = "CUDA out of memory. Tried to allocate 5.00 GiB."
 
 
 class SimulatedCuda(Host):
@@ -144,6 +145,18 @@ class ReadsAtCapture:
         return good(gate_up, activation) if seen is None else seen.clone()
 
 
+def runs_out(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    raise torch.OutOfMemoryError(RAN_OUT)
+
+
+def runs_out_in_captures(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if MACHINE.capturing:
+        # What PyTorch says of the end of the capture hides it.
+        end = RuntimeError("operation failed due to a previous error during capture")
+        raise end from torch.OutOfMemoryError(RAN_OUT)
+    return good(gate_up, activation)
+
+
 def leaves_an_error(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     MACHINE.error = "invalid argument"
     return good(gate_up, activation)
@@ -205,6 +218,8 @@ CANDIDATES = {
         _candidate(changes_its_input),
         _candidate(refuses_capture),
         _candidate(ReadsAtCapture()),
+        _candidate(runs_out),
+        _candidate(runs_out_in_captures),
         _candidate(leaves_an_error),
         _candidate(hangs),
         _candidate(exits),
@@ -261,6 +276,13 @@ def slow_sizes(folder: str) -> Tiny:
 
 def no_sizes(**options: Any) -> Tiny:
     os._exit(4)
+
+
+class RunsOut(Tiny):
+    """A model that has no room beside what its device holds already."""
+
+    def run(self, step: ProbeStep) -> None:
+        raise torch.OutOfMemoryError(RAN_OUT)
 
 
 class Fails(Tiny):

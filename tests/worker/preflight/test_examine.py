@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from moebius_kernels.kv_pages import KvFormat
-from moebius_kernels.plan import Plan
-from moebius_kernels.registry import Device, Registry, gather, references
+from moebius_kernels.plan import Choice, Plan, Verdict
+from moebius_kernels.registry import Device, Registry, TokenRange, gather, references
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.runner import RunnerOptions
 from moebius_worker.preflight import examine
 from moebius_worker.preflight.examine import Wanted, find_plan
+from moebius_worker.preflight.gates import MEMORY
 from moebius_worker.preflight.run import Examination
 from tests.tiny import write_checkpoint
 from tests.worker.preflight import bad
@@ -121,6 +122,19 @@ def test_without_a_place_to_keep_it_the_plan_is_made_each_time(checkpoints, made
     for _ in range(2):
         find_plan(checkpoints[0], WANTED, CANDIDATES, root=root)
     assert len(made) == 2
+
+
+def test_a_plan_of_backends_for_which_memory_ran_out_is_used_and_not_kept(
+    checkpoints, monkeypatch, tmp_path: Path
+) -> None:
+    """That somebody else had it is no fault of theirs."""
+    verdicts = Verdict("good"), Verdict("runs_out", MEMORY, bad.RAN_OUT)
+    one = TokenRange(1, 1)
+    plans = [Plan((Choice("gated", "a key", one, "good", False, some),)) for some in (verdicts, verdicts[:1])]
+    monkeypatch.setattr(examine, "preflight", lambda *_: left.pop(0))
+    left = [*plans, Plan()]
+    found = [find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path) for _ in range(3)]
+    assert found == [*plans, plans[1]]
 
 
 def test_what_fails_in_making_a_plan_is_not_tried_again(checkpoints, monkeypatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from moebius_kernels.plan import Plan, Verdict, token_ranges
 from moebius_worker.preflight.draw import draw_plan
 from moebius_worker.preflight.machine import Host
 from moebius_worker.preflight.probe import Probe
-from moebius_worker.preflight.report import Begun, Judged, Message, Site, decode, encode
+from moebius_worker.preflight.report import Begun, Judged, Message, RanOut, Site, decode, encode
 from moebius_worker.preflight.subject import ProbeStep, counts_of, steps_for
 from tests.worker.preflight import bad
 
@@ -21,10 +21,12 @@ RANGES = token_ranges(8)
 STEPS = steps_for(RANGES, max_running=8, max_step_tokens=8)
 
 
-def _examine(*names: str, capture_tokens: int = 8, **options) -> tuple[Plan, list[Message]]:
+def _examine(
+    *names: str, capture_tokens: int = 8, messages: list[Message] | None = None, **options
+) -> tuple[Plan, list[Message]]:
     """The preflight in this process: none of these candidates takes it down."""
     subject = bad.Tiny()
-    messages: list[Message] = []
+    messages = [] if messages is None else messages
     probe = Probe(
         bad.registry(*names),
         RANGES,
@@ -66,6 +68,8 @@ def _verdicts(plan: Plan, backend: str) -> dict[str, Verdict]:
         ("changes_its_input", "numbers", "it changed gate_up", []),
         ("refuses_capture", "capture", "not permitted when stream is capturing", []),
         ("ReadsAtCapture", "capture", "its replay differs from a plain call", []),
+        ("runs_out", "memory", "OutOfMemoryError: CUDA out of memory.", []),
+        ("runs_out_in_captures", "memory", "RuntimeError: operation failed", []),
         ("leaves_an_error", "latched", "it left an error behind: invalid argument", []),
     ],
 )
@@ -202,7 +206,21 @@ def test_what_fails_in_a_later_call_has_not_passed() -> None:
     }
 
 
-def test_a_process_whose_device_is_lost_is_given_up() -> None:
+def test_a_reference_that_has_no_memory_for_its_graph_is_not_told_from_one_that_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def capture(function: object) -> None:
+        raise torch.OutOfMemoryError(bad.RAN_OUT)
+
+    monkeypatch.setattr(bad.MACHINE, "capture", capture)
+    plan, _ = _examine()
+    assert {gate for _, gate in plan.rejections} == {"memory"}
+
+
+@pytest.mark.parametrize(("name", "gate"), [("raises_at_two", "crash"), ("runs_out", "memory")])
+def test_a_process_whose_device_is_lost_is_given_up(name: str, gate: str) -> None:
+    messages: list[Message] = []
+
     class LostError(Exception):
         pass
 
@@ -212,9 +230,12 @@ def test_a_process_whose_device_is_lost_is_given_up() -> None:
     bad.MACHINE.healthy = lambda: False
     try:
         with pytest.raises(LostError):
-            _examine("raises_at_two", give_up=give_up)
+            _examine(name, messages=messages, give_up=give_up)
     finally:
         del bad.MACHINE.healthy
+    last = messages[-1]
+    assert isinstance(last, Judged)
+    assert last.verdict.rejected == gate
 
 
 def test_counts_and_steps_cover_what_the_model_will_meet() -> None:
@@ -237,6 +258,7 @@ def test_counts_and_steps_cover_what_the_model_will_meet() -> None:
     [
         Begun(Site("linear", "a key", 3, "decode"), "fast", "numbers", 2.0),
         Judged(Site("linear", "a key", 3), Verdict("fast", "numbers", "wrong", 0.5)),
+        RanOut(bad.RAN_OUT),
     ],
 )
 def test_reports_survive_the_pipe(message: Message) -> None:

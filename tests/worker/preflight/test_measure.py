@@ -23,6 +23,7 @@ from moebius_worker.host_memory import Memory
 from moebius_worker.preflight import measure
 from moebius_worker.preflight.measure import CudaMemory, make_runner, refusing_plainly, size_caches
 from moebius_worker.preflight.prepare import Prepared
+from moebius_worker.preflight.run import PreflightMemoryError
 from moebius_worker.preflight.subject import steps_for
 from tests.tiny import VOCAB_SIZE, write_checkpoint
 from tests.worker.engine.engine_world import write_model
@@ -271,11 +272,12 @@ def _hidden() -> RuntimeError:
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.00 GiB."),
         RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        PreflightMemoryError("CUDA out of memory."),
         _hidden(),
     ],
 )
 def test_a_device_that_is_out_of_memory_meanwhile_is_a_refusal(
-    error: RuntimeError, model: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = _planned(model)
     planned.memory = Memory(3 << 30, 4 << 30)

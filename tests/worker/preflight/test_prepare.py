@@ -105,7 +105,7 @@ class Runner:
         # No two write to the same place, or the outcome were an accident.
         assert len(written) == len(set(written))
         self.steps.append(sum(len(piece.token_ids) for piece in slices))
-        return Computed(torch.zeros(len(slices), self.vocab_size), frozenset())
+        return Computed(torch.zeros(len(slices), self.vocab_size), frozenset)
 
 
 def test_an_engine_is_warmed_up_with_each_kind_of_step_that_it_has_room_for(monkeypatch) -> None:

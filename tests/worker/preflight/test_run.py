@@ -10,8 +10,9 @@ from moebius_worker.preflight import process, run
 from moebius_worker.preflight.child import Task, decode_task, encode_task
 from moebius_worker.preflight.probe import Patience
 from moebius_worker.preflight.report import Judged, Site
-from moebius_worker.preflight.run import Examination, PreflightError, preflight
+from moebius_worker.preflight.run import Examination, PreflightError, PreflightMemoryError, preflight
 from moebius_worker.preflight.subject import ProbeStep, steps_for
+from tests.worker.preflight.bad import RAN_OUT
 
 BAD = "tests.worker.preflight.bad"
 RANGES = token_ranges(4)
@@ -99,6 +100,16 @@ def _dangerous() -> tuple[str, ...]:
 def test_a_model_that_cannot_be_computed_is_told_from_bad_candidates() -> None:
     with pytest.raises(PreflightError, match=r"decode step of 1 tokens.*exited with status 3"):
         preflight(_examination("only_good", subject=f"{BAD}:Fails"), {})
+
+
+def test_a_model_without_room_is_refused_with_what_to_lower_and_without_a_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = r"memory ran out.*--max-step-tokens, --max-running\. The device said: CUDA out of memory\. Tried"
+    with pytest.raises(PreflightMemoryError, match=words) as refusal:
+        preflight(_examination("only_good", subject=f"{BAD}:RunsOut"), {})
+    assert refusal.value.said == RAN_OUT
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_process_that_says_nothing_is_given_up(monkeypatch) -> None:

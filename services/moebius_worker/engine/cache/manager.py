@@ -285,8 +285,11 @@ class KVCache:
 
     def _let_go(self, table: BlockTable, windows: SidePool, start: int, shared: int) -> None:
         """Lets go the window pages before page `start`; first to be had are those that serve no stop."""
+        stop: int | None = 0
         for index in range(shared - len(table.held), min(start, shared)):
-            stop = table.stops.next((index + 1) * self.page_size - 1)
+            end = (index + 1) * self.page_size
+            if stop is not None and stop < end:
+                stop = table.stops.next(end - 1)
             serves = stop is not None and self._layout.window_start(stop) <= index
             windows.let_go(table.held.popleft(), keep=serves)
         table.window_pages = (*[-1] * start, *table.window_pages[start:])
@@ -329,7 +332,7 @@ class KVCache:
             for side in (self._windows, self._states):
                 if side is not None:
                     side.drop(node)
-            self._pool.give_back(node.page)
+            return node.page
         return self._pool.take()
 
 

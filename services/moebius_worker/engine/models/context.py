@@ -15,10 +15,12 @@ from moebius_worker.engine.layer_caches import LayerCache, StateTensors
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """`token_ids` and `positions` int64 [T]; `attention` by window; `caches` by the number of their spec."""
+    """`token_ids` and `positions` int64 [T]; `sampled` int64 [S]: rows whose logits are wanted; `attention`
+    by window; `caches` by the number of their spec."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
+    sampled: torch.Tensor
     attention: Mapping[int | None, AttentionPlan | DeviceAttentionPlan]
     caches: Sequence[LayerCache]
     # None for a model without linear-state layers.

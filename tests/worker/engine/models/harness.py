@@ -134,7 +134,7 @@ class Texts:
         """Feeds `counts[i]` tokens of text i; the largest error of the logits of each one's last."""
         slices = [self.slice(index, count, save=(save or {}).get(index)) for index, count in counts.items()]
         computed = self.runner.step(slices)
-        assert not computed.faulty
+        assert not computed.faulty()
         logits = computed.logits.cpu()
         assert logits.dtype == torch.float32
         expected = torch.stack([self.expected[index][self.done[index] - 1] for index in counts])
@@ -232,7 +232,7 @@ def check_fault_stays_alone(runner: ModelRunner, reference: torch.nn.Module) -> 
         # Of the spoilt token itself there is no logit where embeddings are tied.
         assert torch.cat((difference[:spoilt], difference[spoilt + 1 :])).abs().max() < TOLERANCE
         # The spoilt token is in the first step; of later ones only this matters, that the neighbour is well.
-        assert computed.faulty == {0} or count == 1
+        assert computed.faulty() == {0} or count == 1
 
 
 def check_bf16(path: Path, reference: torch.nn.Module, **options: Any) -> None:
