@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 JOBS ?= 3
 # What `make gpu-test` runs, and the processes that do, with one GPU: they compile, which takes most of the time.
 GPU_TESTS ?= tests/gpu tests/kernels/triton tests/kernels/test_device_plan.py tests/worker/engine/test_sampler.py
-GPU_JOBS ?= $(shell nproc)
+GPU_JOBS ?= $(shell n=$$(nproc); echo $$((n < 16 ? n : 16)))
 # Those of them that fill the GPU or watch clocks: after the others, one after another.
 GPU_ALONE := tests/gpu/test_memory_gpu.py tests/gpu/test_standby_gpu.py tests/gpu/test_preflight_gpu.py
 # Passed to `moebius up` by `make up`, and to pytest by `make test`.
@@ -191,7 +191,7 @@ define gpu_test
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest "$$@" $(ARGS) || code=$$?; \
 		test $$code = 5 || test $$status = 1 || status=$$((code != 0)); \
 	}; \
-	$(if $(1),part --numprocesses $(GPU_JOBS) --timeout 300 $(GPU_ALONE:%=--ignore %) $(1);) \
+	$(if $(1),part --numprocesses $(GPU_JOBS) --timeout 300 $(addprefix --ignore ,$(filter $(GPU_ALONE),$(2))) $(1);) \
 	$(foreach file,$(2),part $(file);) \
 	exit $$status
 endef

@@ -70,6 +70,12 @@ class Together(LoadScopeScheduling):
             self._reschedule(other)
         return ended
 
+    def add_node_collection(self, node, collection):
+        """Nobody would wait for one that finds other tests than the process in whose place it is."""
+        super().add_node_collection(node, collection)
+        if node not in self.registered_collections:
+            raise RuntimeError("tests were changed while they ran: a new process finds others")
+
     def _reschedule(self, node):
         """A process runs a test only when it knows the next: one in another's place, too, gets two at once.
         It asks for them once it has collected."""
@@ -159,6 +165,17 @@ def _logs_are_not_set_up():
     """They are for a whole process, and loggers keep them: a program's main is tested in one of its own."""
     yield
     assert not structlog.get_config()["cache_logger_on_first_use"]
+
+
+@pytest.fixture(autouse=True)
+def _threads_are_as_before():
+    """PyTorch's, which a model sets for the whole process. Two that share a small product wait for each other
+    without rest: where others compute beside them, all that came later took ten times as long."""
+    torch = sys.modules.get("torch")
+    before = torch and torch.get_num_threads()
+    yield
+    if before is not None and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 class _ForgottenErrors(logging.Filter):

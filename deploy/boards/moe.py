@@ -25,7 +25,7 @@ MOE = Board(
                     "Rejected, and at which gate",
                     "For how many of these a backend was not taken, and what it failed at: admission, "
                     "compile, numbers (a wrong result), capture, latched, time, again (a later call), "
-                    "crash. `moebius preflight` tells the reasons.",
+                    "memory (the GPU had none left), crash. `moebius preflight` tells the reasons.",
                     {"choices": each("moebius_worker_kernel_rejections", "backend", "gate")},
                     "table",
                     thresholds={1: "yellow"},

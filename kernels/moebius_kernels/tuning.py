@@ -48,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """So many of the tilings that will be tried have been compiled."""
+    """So many of the kernels that will be tried have been compiled."""
 
     done: int
     total: int

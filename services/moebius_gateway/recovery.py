@@ -85,7 +85,7 @@ def _verdict(record: Record, failure: Failure) -> GenerationError | None:
         return None
     if record.alone and failure.in_step and record.strikes > QUARANTINE_STRIKES:
         message = (
-            f"This request ended {record.strikes} engines in a row, the last one while it was computed "
+            f"This request failed in {record.strikes} engines in a row, in the last while it was computed "
             f"alone. Do not send it again unchanged. Last fault: {failure.message}"
         )
         return GenerationError(Reason.POISONED, message, retryable=False)

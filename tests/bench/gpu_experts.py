@@ -14,12 +14,12 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from moebius_kernels.activations import SILU
+from moebius_kernels.activations import SILU, Activation
 from moebius_kernels.calls import shapes_of
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.formats.format import StoredMatrix
@@ -35,11 +35,12 @@ from moebius_kernels.triton.expert_tiling import (
 )
 from moebius_kernels.triton.tiling import ExpertTiling
 from moebius_kernels.triton.tiling_tables import replaced
-from moebius_kernels.triton.tune import compile_ahead, measured
+from moebius_kernels.triton.tune import measured
+from moebius_kernels.triton.tune_ahead import Trial, compile_ahead
 from moebius_kernels.triton.tune_points import points_of, shape_of
 from moebius_kernels.triton.tune_search import short
 from moebius_kernels.triton.tune_trials import Experts, ExpertTrials, sets_of
-from moebius_kernels.tuning import Compiling, Dropped, ExpertProduct, Point, Trying, Tuned
+from moebius_kernels.tuning import Compiling, Dropped, ExpertProduct, Trying, Tuned
 from moebius_worker.preflight.machine import device_here
 from tests.kernels.triton.matrices import FORMATS
 
@@ -106,8 +107,8 @@ def chosen(product: ExpertProduct, tokens: int) -> ExpertTiling:
     return expert_tiling(tokens, shape)
 
 
-def ways(product: ExpertProduct, tokens: int) -> dict[str, ExpertTiling | Experts]:
-    """By the words that a row has for it."""
+def query_of(product: ExpertProduct, tokens: int, activation: Activation = SILU) -> Query:
+    """What a preflight asks backends before it tries them."""
     meta = torch.device("meta")
     gate_up = StoredMatrix.empty(product.gate_up, (product.experts, 2 * product.inner, product.hidden), meta)
     down = StoredMatrix.empty(product.down, (product.experts, product.hidden, product.inner), meta)
@@ -115,25 +116,22 @@ def ways(product: ExpertProduct, tokens: int) -> dict[str, ExpertTiling | Expert
         "x": torch.empty(1, product.hidden, dtype=torch.bfloat16, device=meta),
         "route": topk_softmax(torch.empty(1, product.experts, device=meta), product.top_k),
         "weights": ExpertWeights([gate_up], down),
-        "activation": SILU,
+        "activation": activation,
     }
     shapes = shapes_of("routed_experts", call)
-    query = Query("routed_experts", shapes, TokenRange(tokens, tokens), device_here(DEVICE.type))
-    tiling = chosen(product, tokens)
+    return Query("routed_experts", shapes, TokenRange(tokens, tokens), device_here(DEVICE.type))
+
+
+def ways(product: ExpertProduct, tokens: int) -> dict[str, ExpertTiling | Experts]:
+    """By the words that a row has for it."""
+    tiling, query = chosen(product, tokens), query_of(product, tokens)
     others = (*hopper_experts.BACKENDS, *expanded_experts.BACKENDS)
     return {short(tiling): tiling} | {one.name: one.function for one in others if refusal(one, query) is None}
 
 
-def kernels_of(point: Point) -> Iterator[tuple[Point, ExpertTiling | Experts]]:
-    """To be compiled, which is done with the weights of a few experts: these cannot be expanded as if they
-    were all, but kernels that multiply what has been expanded are those of bf16."""
-    assert isinstance(point.product, ExpertProduct)
-    wide = replace(point.product, gate_up=FORMATS["bf16"], down=FORMATS["bf16"])
-    for way in ways(point.product, point.tokens).values():
-        if way is expanded_experts.routed_experts:
-            yield replace(point, product=wide), hopper_experts.routed_experts
-        else:
-            yield point, way
+def compile_here(trials: Sequence[Trial]) -> None:
+    """For the GPU that is here, on all CPUs."""
+    compile_ahead(trials, torch.cuda.get_device_capability(DEVICE), say)
 
 
 def floor(trials: ExpertTrials, tokens: int) -> tuple[float, int]:
@@ -158,8 +156,10 @@ def measure(
     cases: Sequence[tuple[str, str]], tokens: Sequence[int], routings: Sequence[str]
 ) -> Iterator[Row]:
     """Of each shape and format."""
-    points = points_of([product_of(*case) for case in cases], tokens)
-    compile_ahead([kernel for point in points for kernel in kernels_of(point)], say)
+    products = [product_of(*case) for case in cases]
+    compile_here(
+        [(one, count, way) for one in products for count in tokens for way in ways(one, count).values()]
+    )
     for (shape, form), routing in itertools.product(cases, routings):
         product = product_of(shape, form)
         trials = trials_of(product, routing=routing)
@@ -184,7 +184,8 @@ def line(row: Row) -> str:
 
 def tune(cases: Sequence[tuple[str, str]], tokens: Sequence[int], table: Path) -> None:
     found = read_table(table) if table.exists() else []
-    for entry in measured(points_of([product_of(*case) for case in cases], tokens), say):
+    points = points_of([product_of(*case) for case in cases], tokens)
+    for entry in measured(points, torch.cuda.get_device_capability(DEVICE), say):
         assert isinstance(entry, Measurement)
         found = replaced(found, entry)
         write_table(table, found)

@@ -7,10 +7,9 @@ does not. Experts are Qwen3-30B-A3B's. `--table`: where the fastest tilings go.
 """
 
 import argparse
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +27,7 @@ from moebius_kernels.triton.tiling import ExpertTiling, Tiling
 from moebius_kernels.triton.tiling_tables import replaced
 from moebius_kernels.triton.tune_trials import ExpertTrials, poisoned, relative_error, replayed
 from moebius_kernels.tuning import DenseProduct, ExpertProduct
-from tests.bench.gpu_experts import DEVICE, SHAPES, chosen, trials_of
+from tests.bench.gpu_experts import SHAPES, chosen, compile_here, trials_of
 from tests.bench.gpu_linear import trials_of as dense_trials_of
 
 FORM = Fp8(128, 128, rounds_activations=True)
@@ -136,24 +135,6 @@ def _told_dense(
     return f"{told_time(replayed(run) / len(blocks), operations)}, {told_errors(y, expected)}"
 
 
-def compile_ahead(works: Sequence[tuple[ExpertTiling | None, int]]) -> None:
-    """Side by side; the kernels do not depend on how many experts there are."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(16, len(works)), mp_context=spawn) as pool:
-        for work, done in [(work, pool.submit(_compile, *work)) for work in works]:
-            if (error := done.exception()) is not None:
-                print(f"{work}: {error!r}"[:300], flush=True)
-
-
-def _compile(tiling: ExpertTiling | None, tokens: int) -> None:
-    """Without a tiling: the way that rounds no activations."""
-    trials = ExpertTrials(PRODUCT, 1, DEVICE, stored=16)
-    if tiling is None:
-        trials.run(tokens, chosen(PRODUCT, tokens))
-    else:
-        fp8_experts.tiled_experts(*trials.inputs(tokens), trials.weights[0], SILU, tiling)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", nargs="+", type=int, default=[128, 512, 2048, 8192, 16384])
@@ -161,9 +142,14 @@ def main() -> None:
     parser.add_argument("--table", type=Path)
     args = parser.parse_args()
     began = time.monotonic()
+    rounded = [partial(fp8_experts.tiled_experts, tiling=tiling) for tiling in EXPERTS.values()]
     if "experts" in args.parts:
-        works: list[tuple[ExpertTiling | None, int]] = [(None, count) for count in args.tokens]
-        compile_ahead(works + [(tiling, count) for tiling in EXPERTS.values() for count in _CHECKED])
+        compile_here(
+            [
+                *((PRODUCT, count, chosen(PRODUCT, count)) for count in args.tokens),
+                *((PRODUCT, count, way) for way in rounded for count in (*args.tokens, *_CHECKED)),
+            ]
+        )
     print(f"compiled {time.monotonic() - began:.0f} s", flush=True)
     if "experts" in args.parts:
         measure_experts(args.tokens, args.table)

@@ -25,12 +25,12 @@ from moebius_kernels.triton.dense_tiling import (
 from moebius_kernels.triton.linear import multiply_expanded
 from moebius_kernels.triton.tiling import Tiling
 from moebius_kernels.triton.tiling_tables import replaced
-from moebius_kernels.triton.tune import compile_ahead, measured
+from moebius_kernels.triton.tune import measured
 from moebius_kernels.triton.tune_points import points_of, shape_of
 from moebius_kernels.triton.tune_search import short
-from moebius_kernels.triton.tune_trials import DenseTrials, sets_of
+from moebius_kernels.triton.tune_trials import DenseTrials, Multiply, sets_of
 from moebius_kernels.tuning import DenseProduct
-from tests.bench.gpu_experts import BANDWIDTH, DEVICE, FLOPS, say
+from tests.bench.gpu_experts import BANDWIDTH, DEVICE, FLOPS, compile_here, say
 from tests.kernels.triton.matrices import FORMATS
 
 QWEN, GPT_OSS = ("5120x2048", "2048x4096"), ("5120x2880", "2880x4096")
@@ -60,23 +60,31 @@ def chosen(product: DenseProduct, tokens: int) -> Tiling:
     return dense_tiling(tokens, shape)
 
 
+def ways(product: DenseProduct, tokens: int) -> dict[str, Tiling | Multiply]:
+    """By the words that a line has for it."""
+    found: dict[str, Tiling | Multiply] = {}
+    if tokens <= _MOST_TILED:
+        found["tiled"] = chosen(product, tokens)
+    if tokens >= 32 and product.rows <= 8192:
+        found["library"] = multiply_expanded
+    return found
+
+
 def measure(cases: list[str], tokens: list[int]) -> None:
     products = [product_of(case) for case in cases]
-    points = [one for one in points_of(products, tokens) if one.tokens <= _MOST_TILED]
-    compile_ahead([(one, chosen(one.product, one.tokens)) for one in points], say)  # type: ignore[arg-type]
+    compile_here(
+        [(one, count, way) for one in products for count in tokens for way in ways(one, count).values()]
+    )
     for case, product in zip(cases, products, strict=True):
         trials = trials_of(product)
         for count in tokens:
             if count * product.rows > _MOST_OUTPUTS:
                 continue
             line = f"{case:24} {count:5} norm {trials.microseconds(count, None):6.1f}"
-            if count <= _MOST_TILED:
-                tiling = chosen(product, count)
-                us, wrong = trials.microseconds(count, tiling), trials.error(count, tiling)
-                line += f" tiled {us:6.1f} err {wrong:.1e} {short(tiling)}"
-            if count >= 32 and product.rows <= 8192:
-                us = trials.microseconds(count, multiply_expanded)
-                line += f" library {us:6.1f} err {trials.error(count, multiply_expanded):.1e}"
+            for name, way in ways(product, count).items():
+                us, wrong = trials.microseconds(count, way), trials.error(count, way)
+                line += f" {name} {us:6.1f} err {wrong:.1e}"
+                line += f" {short(way)}" if isinstance(way, Tiling) else ""
             operations = 2 * count * product.rows * product.columns
             least = 1e6 * max(trials.blocks[0].nbytes / BANDWIDTH, operations / FLOPS)
             print(f"{line} floor {least:5.1f}", flush=True)
@@ -86,7 +94,8 @@ def measure(cases: list[str], tokens: list[int]) -> None:
 
 def tune(cases: list[str], tokens: list[int], table: Path) -> None:
     found = read_table(table) if table.exists() else []
-    for entry in measured(points_of([product_of(case) for case in cases], tokens), say):
+    points = points_of([product_of(case) for case in cases], tokens)
+    for entry in measured(points, torch.cuda.get_device_capability(DEVICE), say):
         assert isinstance(entry, DenseMeasurement)
         found = replaced(found, entry)
         write_table(table, found)

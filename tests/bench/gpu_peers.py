@@ -5,8 +5,8 @@
 Peers: Humming, if `humming-kernels` is installed; vLLM's Triton experts, if PATH is where a wheel of vLLM
 0.33 is unpacked (`fused_moe/fused_moe.py` with its `configs`, `quantization/utils/fp8_utils.py`, and for
 gpt-oss's MXFP4 `third_party/triton_kernels`). From router output to weighted sum, uniform routing, weights
-rotated beyond the L2, CUDA graphs replayed. Each case has a process, so that one that dies takes no other
-along; all compile at once, and then measure in turns.
+rotated beyond the L2, CUDA graphs replayed. Of our backends those that a preflight would try. Each case has
+a process, so that one that dies takes no other along; all compile at once, as we do, then measure in turns.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from moebius_kernels.activations import ClampedSwiglu
+from moebius_kernels.activations import Activation, ClampedSwiglu
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.experts import routed_experts as reference
 from moebius_kernels.formats.dense import Dense
@@ -33,14 +34,13 @@ from moebius_kernels.formats.int_group import IntGroup
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import packed_format
-from moebius_kernels.registry import gather
+from moebius_kernels.registry import Backend, gather, refusal
 from moebius_kernels.router import Route, topk_softmax
-from moebius_kernels.triton.tune import compile_ahead
-from moebius_kernels.triton.tune_points import points_of
+from moebius_kernels.triton.tune_ahead import Trial
 from moebius_kernels.triton.tune_trials import poisoned, relative_error, replayed, sets_of
 from moebius_kernels.tuning import ExpertProduct
-from tests.bench.gpu_experts import chosen
-from tests.bench.peers.layer import SHAPES, Experts, packed, random_layer, wide
+from tests.bench.gpu_experts import compile_here, query_of
+from tests.bench.peers.layer import SHAPES, Experts, Shape, packed, random_layer, wide
 
 FORMATS: dict[str, Format] = {
     "bf16": Dense(torch.bfloat16),
@@ -53,7 +53,9 @@ DEFAULT = ("qwen3:nvfp4", "gpt-oss:mxfp4", "qwen3:bf16", "qwen3:fp8_block", "qwe
 # Relative; of FP8 activations the second.
 WRONG, WRONG_FP8 = 0.02, 0.08
 # Seconds: to compile everything, and for a measurement.
-_COMPILING, _MEASURING = 120, 20
+_COMPILING, _MEASURING = 75, 20
+# What the processes of cases are told.
+_COMPILED, _GO = "our kernels are compiled", "go"
 # Of weights: everybody has as many.
 _MOST_SETS = 16
 
@@ -76,18 +78,19 @@ class Contest:
     def __init__(self, case: str, vllm: Path | None) -> None:
         name, _, form_name = case.partition(":")
         form, device = FORMATS[form_name], torch.device("cuda")
-        self.shape, self.fp8 = SHAPES[name], isinstance(form, Fp8)
+        self.case, self.shape = case, _shape_of(case)
         self.sets = min(sets_of(_product_of(case), device), _MOST_SETS)
         layer = random_layer(form, self.shape, device)
         self.wide = wide(layer)
-        self.backends: dict[str, Experts] = {}
+        own = packed(layer)
+        self.layers = [own, *(_copy(own) for _ in range(self.sets - 1))]
+        self.peers: dict[str, Experts] = {}
         self.missing: dict[str, str] = {}
-        self._compilers: list[Callable[[Sequence[int]], None]] = []
-        self._ours(layer)
+        self._inputs: dict[tuple[int, int], tuple[torch.Tensor, Route]] = {}
         quantised = not isinstance(form, Dense)
         if quantised:
             self._add("humming", lambda: self._humming(layer))
-        if self.fp8:
+        if isinstance(form, Fp8):
             self._add("humming a8", lambda: self._humming(layer, fp8_activations=True))
         if isinstance(form, Fp8 | Dense) and vllm is not None:
             self._add("vllm", lambda: self._vllm(layer, vllm))
@@ -96,27 +99,22 @@ class Contest:
 
     def _add(self, name: str, make: Callable[[], Experts]) -> None:
         try:
-            self.backends[name] = make()
+            self.peers[name] = make()
         except Exception as error:
             self.missing[name] = _said(error)
 
-    def _ours(self, layer: ExpertWeights) -> None:
-        layers = [packed(_copy(layer)) for _ in range(self.sets)]
+    def backends(self, tokens: int) -> dict[str, Experts]:
+        """Ours first."""
 
         def ours(function: Callable[..., torch.Tensor]) -> Experts:
-            return lambda x, route, index: function(x, route, layers[index], self.shape.activation)
+            return lambda x, route, index: function(x, route, self.layers[index], self.shape.activation)
 
-        for backend in gather(("moebius_kernels.triton",)).of("routed_experts"):
-            # Those with a reference of their own are for weights whose checkpoints declare FP8 activations.
-            if not backend.is_reference and (backend.reference is None or self.fp8):
-                self.backends[backend.name] = ours(backend.bind())
+        return {one.name: ours(one.bind()) for one in candidates(self.case, tokens)} | self.peers
 
     def _humming(self, layer: ExpertWeights, *, fp8_activations: bool = False) -> Experts:
         from tests.bench.peers.humming_experts import HummingExperts
 
-        found = HummingExperts(layer, self.shape.activation, self.sets, fp8_activations=fp8_activations)
-        self._compilers.append(found.compile)
-        return found
+        return HummingExperts(layer, self.shape.activation, self.sets, fp8_activations=fp8_activations)
 
     def _vllm(self, layer: ExpertWeights, package: Path) -> Experts:
         from tests.bench.peers.vllm_experts import VllmExperts
@@ -131,21 +129,38 @@ class Contest:
         return Mxfp4Experts(layer, self.shape.activation, self.sets, package)
 
     def inputs(self, tokens: int, seed: int = 0) -> tuple[torch.Tensor, Route]:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        x = torch.randn(tokens, self.shape.hidden, generator=generator, device="cuda").bfloat16()
-        logits = torch.randn(tokens, self.shape.experts, generator=generator, device="cuda")
-        return x, topk_softmax(logits, self.shape.top_k)
+        """They stay: a peer knows a route by its address."""
+        if (tokens, seed) not in self._inputs:
+            generator = torch.Generator("cuda").manual_seed(seed)
+            x = torch.randn(tokens, self.shape.hidden, generator=generator, device="cuda").bfloat16()
+            logits = torch.randn(tokens, self.shape.experts, generator=generator, device="cuda")
+            self._inputs[tokens, seed] = x, topk_softmax(logits, self.shape.top_k)
+        return self._inputs[tokens, seed]
 
-    def compile(self, tokens: Sequence[int]) -> Iterator[tuple[int, str, float | str]]:
+    def compile(self, tokens: Sequence[int]) -> None:
+        """Everything of the peers, side by side; what cannot be compiled is told by `errors`."""
+
+        def prepare(run: Experts, counts: Sequence[int]) -> None:
+            if compiler := getattr(run, "compile", None):
+                compiler([count * self.shape.top_k for count in counts])
+            for count in counts:
+                with contextlib.suppress(Exception):
+                    run(*self.inputs(count), 0)
+
+        for count in tokens:
+            self.inputs(count)
+        with ThreadPoolExecutor() as threads:
+            for run in self.peers.values():
+                # Humming has processes of its own; Triton compiles in whatever thread launches.
+                for counts in [tokens] if hasattr(run, "compile") else [[count] for count in tokens]:
+                    threads.submit(prepare, run, counts)
+
+    def errors(self, tokens: Sequence[int]) -> Iterator[tuple[int, str, float | str]]:
         """Everything once; tells errors, relative or in words."""
-        for compiler in self._compilers:
-            # What cannot be compiled is told by the calls below.
-            with contextlib.suppress(Exception):
-                compiler([count * self.shape.top_k for count in tokens])
         for count in tokens:
             x, route = self.inputs(count)
             expected = reference(x.float(), route, self.wide, self.shape.activation)
-            for name, run in self.backends.items():
+            for name, run in self.backends(count).items():
                 try:
                     with poisoned():
                         yield count, name, relative_error(run(x, route, 0), expected)
@@ -153,7 +168,7 @@ class Contest:
                     yield count, name, _said(error)
 
     def microseconds(self, tokens: int, name: str) -> float:
-        run, sets = self.backends[name], self.sets if tokens <= 512 else min(self.sets, 3)
+        run, sets = self.backends(tokens)[name], self.sets if tokens <= 512 else min(self.sets, 3)
         given = [self.inputs(tokens, seed) for seed in range(sets)]
 
         def all_sets() -> None:
@@ -163,20 +178,46 @@ class Contest:
         return replayed(all_sets) / sets
 
 
-def compile_ours(cases: Sequence[str], tokens: Sequence[int]) -> None:
-    """Side by side, into Triton's cache: one process after the other would take most of the time."""
-    products = []
-    for product in map(_product_of, cases):
-        form = packed_format(product.down)
-        products.append(replace(product, gate_up=form, down=form))
-    points = points_of(products, tokens)
-    compile_ahead([(one, chosen(one.product, one.tokens)) for one in points], lambda event: None)  # type: ignore[arg-type]
+@dataclass(frozen=True, slots=True)
+class OfShape:
+    """A backend's function with the activation and the biases that a shape has."""
+
+    function: Callable[..., torch.Tensor]
+    shape: Shape
+
+    def __call__(
+        self, x: torch.Tensor, route: Route, weights: ExpertWeights, activation: Activation
+    ) -> torch.Tensor:
+        if self.shape.bias:
+            experts, hidden, inner = weights.down.shape
+            gate_up, down = (x.new_empty(experts, rows) for rows in (2 * inner, hidden))
+            weights = replace(weights, gate_up_bias=gate_up, down_bias=down)
+        return self.function(x, route, weights, self.shape.activation)
+
+
+def candidates(case: str, tokens: int) -> list[Backend]:
+    """Of ours."""
+    query = query_of(_product_of(case), tokens, _shape_of(case).activation)
+    backends = gather(("moebius_kernels.triton",)).of("routed_experts")
+    return [one for one in backends if not one.is_reference and refusal(one, query) is None]
+
+
+def trials_of(case: str, tokens: Sequence[int]) -> list[Trial]:
+    """Of ours."""
+    product, shape = _product_of(case), _shape_of(case)
+    return [
+        (product, count, OfShape(one.function, shape)) for count in tokens for one in candidates(case, count)
+    ]
+
+
+def _shape_of(case: str) -> Shape:
+    return SHAPES[case.partition(":")[0]]
 
 
 def _product_of(case: str) -> ExpertProduct:
-    name, _, form = case.partition(":")
-    shape = SHAPES[name]
-    return ExpertProduct(FORMATS[form], FORMATS[form], shape.experts, shape.top_k, shape.hidden, shape.inner)
+    """As our kernels read it."""
+    form, shape = packed_format(FORMATS[case.partition(":")[2]]), _shape_of(case)
+    return ExpertProduct(form, form, shape.experts, shape.top_k, shape.hidden, shape.inner)
 
 
 def _copy(layer: ExpertWeights) -> ExpertWeights:
@@ -195,13 +236,17 @@ def _said(error: BaseException) -> str:
 
 
 def contest(case: str, tokens: Sequence[int], vllm: Path | None, pipe: Connection) -> None:
-    """In a process of its own: compiles, says so, waits for the word, and sends rows, then None."""
+    """In a process of its own: compiles the peers' kernels, waits until ours are, computes all once and says
+    what is missing, waits for the word to go, and sends rows, then None."""
     try:
         found = Contest(case, vllm)
-        errors = {(count, name): error for count, name, error in found.compile(tokens)}
+        found.compile(tokens)
+        pipe.recv()
+        errors = {(count, name): error for count, name, error in found.errors(tokens)}
     except Exception as failure:
         pipe.send([Row(case, 0, "all", reason=_said(failure))])
-        pipe.recv()
+        while pipe.recv() != _GO:
+            pass
         pipe.send(None)
         return
     pipe.send([Row(case, 0, name, reason=reason) for name, reason in found.missing.items()])
@@ -229,6 +274,11 @@ def measured(cases: Sequence[str], tokens: Sequence[int], vllm: Path | None) -> 
         there.close()
         running.append((case, here, process))
     deadline = time.monotonic() + _COMPILING
+    compile_here([trial for case in cases for trial in trials_of(case, tokens)])
+    for _, pipe, _ in running:
+        # Of one that has died, below.
+        with contextlib.suppress(OSError):
+            pipe.send(_COMPILED)
     ready = []
     for case, pipe, process in running:
         try:
@@ -241,7 +291,7 @@ def measured(cases: Sequence[str], tokens: Sequence[int], vllm: Path | None) -> 
             yield Row(case, 0, "all", reason=f"its process died: {_said(error)}")
     for case, pipe, process in ready:
         try:
-            pipe.send("go")
+            pipe.send(_GO)
             while pipe.poll(_MEASURING) and (row := pipe.recv()) is not None:
                 yield row
         except (EOFError, OSError) as error:
@@ -273,7 +323,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
     args = parser.parse_args()
     began = time.monotonic()
-    compile_ours(args.cases, args.tokens)
     rows: list[Row] = []
     for _, some in itertools.groupby(measured(args.cases, args.tokens, args.vllm), lambda row: row.case):
         of_case = list(some)

@@ -106,7 +106,7 @@ def errors_in(text: str) -> int | None:
 def sanitize(name: str, folder: Path, seconds: float) -> bool:
     """Prints a line, and one before it for what is left out; whether nothing was found."""
     tool = TOOLS[name]
-    misjudged = tool.control is None or _misjudged(name, tool, folder, seconds)
+    known = tool.control is None or _misjudged(name, tool, folder, seconds)
     log = folder / f"{name}.log"
     began = time.monotonic()
     text, ended = _told(name, tool.flags, command(tool.cases, "--timeout=0"), log, seconds)
@@ -115,7 +115,7 @@ def sanitize(name: str, folder: Path, seconds: float) -> bool:
     counted = "no summary" if errors is None else f"{errors} errors"
     tests = passed[-1] if passed else "no test ended"
     print(f"{name}: {counted}, {tests}, {ended}, {time.monotonic() - began:.0f} s, {log}", flush=True)
-    return misjudged and ended == _WELL and errors == 0
+    return known and ended == _WELL and errors == 0
 
 
 def _misjudged(name: str, tool: Tool, folder: Path, seconds: float) -> bool:

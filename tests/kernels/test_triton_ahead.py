@@ -25,8 +25,12 @@ def _raises() -> None:
     raise ValueError("this does not compile")
 
 
-def _crashes() -> None:
+def _is_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _dies() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _hangs() -> None:
@@ -35,7 +39,7 @@ def _hangs() -> None:
 
 def test_each_is_compiled_once_whatever_becomes_of_the_others(tmp_path: Path) -> None:
     good = [tmp_path / str(number) for number in range(40)]
-    jobs = [*map(_leaves, good[:20]), _raises, _hangs, *map(_leaves, good[20:]), _crashes]
+    jobs = [*map(_leaves, good[:20]), _raises, _hangs, *map(_leaves, good[20:]), _is_killed, *[_dies] * 8]
     told: list[int] = []
     started = time.monotonic()
     compile_all(jobs, processes=4, seconds=1, done=told.append)
@@ -46,9 +50,9 @@ def test_each_is_compiled_once_whatever_becomes_of_the_others(tmp_path: Path) ->
     assert time.monotonic() - started < 20
 
 
-def test_if_each_process_is_lost_the_rest_is_left_undone(tmp_path: Path) -> None:
+def test_if_each_process_is_killed_the_rest_is_left_undone(tmp_path: Path) -> None:
     told: list[int] = []
-    jobs = [*map(_leaves, (tmp_path / str(number) for number in range(10_000))), _crashes, _crashes]
+    jobs = [*map(_leaves, (tmp_path / str(number) for number in range(10_000))), _is_killed, _is_killed]
     compile_all(jobs, processes=2, seconds=5, done=told.append)
     assert (told or [0])[-1] < len(jobs) - 2
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# A PyTorch whose GPU is lost in the tests LOST, which notice if they are LOUD. Each that runs leaves a line.
+# A PyTorch whose GPU is lost in the tests LOST, which notice if they are LOUD, or their process is KILLED.
+# Each that runs leaves a line.
 TESTS = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,21 +33,27 @@ CUDA = Cuda()
 
 @pytest.fixture(autouse=True)
 def torch():
-    sys.modules["torch"] = SimpleNamespace(cuda=CUDA)
+    sys.modules["torch"] = SimpleNamespace(cuda=CUDA, get_num_threads=lambda: 1)
 
-@pytest.mark.parametrize("number", range(6))
+GROWN = "GROWS" in os.environ and Path(os.environ["RAN"]).exists()
+
+@pytest.mark.parametrize("number", range(6 + GROWN))
 def test_one(number, request):
     with open(os.environ["RAN"], "a") as ran:
         print(request.node.nodeid, file=ran)
     CUDA.synchronize()
     if request.node.nodeid in os.environ["LOST"]:
+        if "KILLED" in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
         CUDA.lost = True
         if "LOUD" in os.environ:
             CUDA.synchronize()
 """
 
 
-def run(folder: Path, names: str, lost: tuple[str, ...], *flags: str, **env: str) -> tuple[str, list[str]]:
+def run(
+    folder: Path, names: str, lost: tuple[str, ...], *flags: str, status: int = 1, **env: str
+) -> tuple[str, list[str]]:
     """What pytest prints of files with these names, and which tests ran."""
     for name in names:
         (folder / f"test_{name}.py").write_text(TESTS)
@@ -61,7 +68,7 @@ def run(folder: Path, names: str, lost: tuple[str, ...], *flags: str, **env: str
         text=True,
         check=False,
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return done.stdout, (folder / "ran").read_text().split()
 
 
@@ -85,3 +92,20 @@ def test_a_process_takes_the_place_of_one_that_lost_it(names: str, losing: str, 
     assert set(told) == set(lost)
     said = "the GPU is lost to this process, in which nothing more is run: CUDA error"
     assert len(re.findall(f"^ERROR .*{said}", printed, re.MULTILINE)) == len(lost)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_process_that_is_killed_costs_one_test(processes: str, tmp_path: Path) -> None:
+    """In the first of a file, which is told and not run again, and in the last of another."""
+    lost = {"test_a.py::test_one[0]", "test_b.py::test_one[5]"}
+    printed, ran = run(tmp_path, "ab", tuple(lost), "--numprocesses", processes, KILLED="1")
+    assert Counter(ran) == {f"test_{name}.py::test_one[{number}]": 1 for name in "ab" for number in range(6)}
+    told = re.findall(r"^FAILED \S*/(test_\w\.py::\S+\]) - ?", printed, re.MULTILINE)
+    assert sorted(told) == sorted(lost)
+
+
+def test_a_process_that_finds_other_tests_ends_the_run(tmp_path: Path) -> None:
+    """As where files are changed meanwhile."""
+    flags = ("--numprocesses", "1")
+    printed, _ = run(tmp_path, "a", ("test_a.py::test_one[2]",), *flags, status=3, KILLED="1", GROWS="1")
+    assert "tests were changed while they ran" in printed

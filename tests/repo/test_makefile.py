@@ -98,6 +98,13 @@ def test_some_gpu_tests_alone(tmp_path: Path) -> None:
     assert status != 0
 
 
+def test_gpu_tests_of_any_other_folder_leave_none_out(tmp_path: Path) -> None:
+    """What is not run alone then is run with the others."""
+    asked, status = gpu_test(tmp_path, "*) exit 0;;", "GPU_TESTS=tests", "GPU_JOBS=2")
+    assert asked == ["--numprocesses 2 --timeout 300 tests"]
+    assert status == 0
+
+
 def test_gpu_tests_that_are_interrupted_end(tmp_path: Path) -> None:
     asked, status = gpu_test(tmp_path, "*) kill -INT $PPID; exit 2;;")
     assert len(asked) == 1

@@ -81,7 +81,8 @@ def compile_all(
     Where no more processes can be had, there are fewer; without any, nothing is compiled.
 
     One that raises, crashes or takes more than so many seconds is passed over: whoever launches the kernel
-    will meet that again. It takes a process with it if it does not raise.
+    will meet that again. A process that does not survive is replaced, but not one that was killed: where
+    memory is short, fewer need less.
     """
     context = get_context("fork")
     numbers, given = os.pipe()
@@ -90,7 +91,7 @@ def compile_all(
     with contextlib.suppress(OSError):
         for _ in range(min(processes, len(compilations))):
             worker = context.Process(
-                target=_work, args=(compilations, numbers, reporting, seconds, (given, reports))
+                target=_keep_working, args=(compilations, numbers, reporting, seconds, (given, reports))
             )
             worker.start()
             workers.append(worker)
@@ -108,14 +109,30 @@ def compile_all(
         worker.join()
 
 
-def _work(
+def _keep_working(
     compilations: Sequence[Compilation], numbers: int, reporting: int, seconds: int, others: Sequence[int]
 ) -> None:
-    # Nobody wants its kernels once the process is gone that forked it, and another may need the CPUs.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """In a process of its own, and in another after a compilation that it did not survive."""
     # The ends of pipes that are not its own would keep them open.
     for descriptor in others:
         os.close(descriptor)
+    _end_with_parent()
+    # Where another cannot be had, this one is left.
+    with contextlib.suppress(OSError):
+        while worker := os.fork():
+            code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+            if code >= 0 or code == -signal.SIGKILL:
+                return
+        _end_with_parent()
+    _work(compilations, numbers, reporting, seconds)
+
+
+def _end_with_parent() -> None:
+    """Nobody wants its kernels once the process is gone that forked it, and another may need the CPUs."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _work(compilations: Sequence[Compilation], numbers: int, reporting: int, seconds: int) -> None:
     # A compiler cannot be interrupted in any other way.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     while number := os.read(numbers, _NUMBER.size):

@@ -55,7 +55,7 @@ def expert_candidates(shape: ExpertShape, tokens: int) -> list[Pairs]:
 
 
 def _four_warps(expected: float) -> list[list[Tiling]]:
-    """Of words, which products of four warps take without detour: from few tokens on."""
+    """Of words, which products of four warps take without detour: from few tokens on; and in parts."""
     found = []
     if 0.5 < expected <= 16:
         found.append(
@@ -65,6 +65,15 @@ def _four_warps(expected: float) -> list[list[Tiling]]:
                 Tiling(16, 64, 256, 4, 3),
                 Tiling(16, 128, 128, 4, 3),
                 Tiling(16, 64, 128, 4, 5),
+            ]
+        )
+    if 4 <= expected <= 16:
+        # Products of single warps, a second one only where an expert has more than 8.
+        found.append(
+            [
+                Tiling(16, 64, 256, 4, 3, parts=2),
+                Tiling(16, 64, 128, 4, 4, parts=2),
+                Tiling(16, 128, 128, 4, 3, parts=2),
             ]
         )
     if 4 <= expected <= 40:

@@ -16,7 +16,7 @@ from moebius_kernels.tuning import Dropped, Point, Report, Trying, Tuned
 
 T = TypeVar("T", ExpertTiling, Tiling)
 Entry = Measurement | DenseMeasurement
-# What answers (product, tokens, tiling, measure) as `tune_trials.Trials` does. Raises TrialError.
+# What answers (product, tokens, tiling) as `tune_trials.Trials` does. Raises TrialError.
 Ask = Callable[[Any], Any]
 
 # Candidates for down with which gate and up are tried, one after the other until some pair works.
@@ -55,7 +55,7 @@ class _Search(Generic[T]):
         best = min(self.times.values(), default=None)
         self._report(Trying(self._point, len(self._tried), best))
         try:
-            figures = self._ask((self._point.product, self._point.tokens, tiling, True))
+            figures = self._ask((self._point.product, self._point.tokens, tiling))
         except TrialError as error:
             self._report(Dropped(self._point, short(tiling), str(error)))
             return
@@ -104,11 +104,13 @@ def to_compile(point: Point) -> Iterator[ExpertTiling | Tiling]:
     shape, tokens = shape_of(point.product), point.tokens
     if isinstance(shape, ExpertShape):
         yield expert_tiling.expert_tiling(tokens, shape)
+        yield expert_tiling.rules(tokens, shape)
         for gate_ups, downs in expert_candidates(shape, tokens):
             for gate_up, down in zip_longest(gate_ups, downs):
                 yield ExpertTiling(gate_up or gate_ups[0], down or downs[0])
     elif isinstance(shape, DenseShape):
         yield dense_tiling.dense_tiling(tokens, shape)
+        yield dense_tiling.rules(tokens, shape)
         yield from dense_candidates(shape, tokens)
 
 

@@ -7,14 +7,14 @@ products: with a norm before each, as in a model, since a tiling may fetch codes
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from moebius_kernels.activations import SILU, Activation
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.experts import routed_experts as reference
-from moebius_kernels.formats.format import Format, StoredMatrix
+from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.formats.random_matrix import random_matrix
 from moebius_kernels.router import Route, topk_softmax
 from moebius_kernels.triton.experts import tiled_experts
@@ -30,8 +30,6 @@ REPEATS = 7
 _CACHES, _MOST_SETS = 4, 64
 # Where tokens are many, a product takes so long that few make a figure.
 _FEW_SETS, _MANY_TOKENS = 3, 512
-# So many experts have weights where a tiling is only compiled, in several processes at a time.
-_FEW_EXPERTS = 16
 # Of y, rows of the matrix that are compared: heads have as many as words.
 _COMPARED_ROWS = 4096
 
@@ -50,16 +48,11 @@ class Figures:
 
 
 class ExpertTrials:
-    """`stored`: so many experts have weights, and tokens go to these; None: all."""
-
-    def __init__(
-        self, product: ExpertProduct, sets: int, device: torch.device, *, stored: int | None = None
-    ) -> None:
+    def __init__(self, product: ExpertProduct, sets: int, device: torch.device) -> None:
         self.product, self.device = product, device
-        self._stored = product.experts if stored is None else stored
         generator = torch.Generator(device).manual_seed(0)
         gate_up, down = (
-            self._matrices(form, shape, sets, generator)
+            copies(random_matrix(form, (product.experts, *shape), generator), sets)
             for form, shape in (
                 (product.gate_up, (2 * product.inner, product.hidden)),
                 (product.down, (product.hidden, product.inner)),
@@ -68,22 +61,15 @@ class ExpertTrials:
         self.weights = [ExpertWeights([one], other) for one, other in zip(gate_up, down, strict=True)]
         self._expected: dict[int, torch.Tensor] = {}
 
-    def _matrices(
-        self, form: Format, shape: tuple[int, int], sets: int, generator: torch.Generator
-    ) -> Sequence[StoredMatrix]:
-        matrix = random_matrix(form, (self._stored, *shape), generator)
-        # Kernels see as many experts as there are.
-        return copies(replace(matrix, shape=(self.product.experts, *shape)), sets)
-
     def inputs(self, tokens: int, seed: int = 0) -> tuple[torch.Tensor, Route]:
         """x [T, H] and where its rows go: uniformly."""
         generator = torch.Generator(self.device).manual_seed(seed)
         x = torch.randn(tokens, self.product.hidden, generator=generator, device=self.device).bfloat16()
-        logits = torch.randn(tokens, self._stored, generator=generator, device=self.device)
+        logits = torch.randn(tokens, self.product.experts, generator=generator, device=self.device)
         return x, topk_softmax(logits, self.product.top_k)
 
     def run(self, tokens: int, way: ExpertTiling | Experts) -> torch.Tensor:
-        return _experts(*self.inputs(tokens), self.weights[0], way)
+        return compute_experts(*self.inputs(tokens), self.weights[0], way)
 
     def error(self, tokens: int, way: ExpertTiling | Experts) -> float:
         if tokens not in self._expected:
@@ -99,12 +85,12 @@ class ExpertTrials:
 
         def run() -> None:
             for (x, route), layer in zip(given, weights, strict=True):
-                _experts(x, route, layer, way)
+                compute_experts(x, route, layer, way)
 
         return replayed(run) / len(weights)
 
 
-def _experts(
+def compute_experts(
     x: torch.Tensor, route: Route, weights: ExpertWeights, way: ExpertTiling | Experts
 ) -> torch.Tensor:
     if isinstance(way, ExpertTiling):
@@ -128,7 +114,7 @@ class DenseTrials:
 
     def run(self, tokens: int, way: Tiling | Multiply) -> torch.Tensor:
         x, y = self.inputs(tokens)
-        _multiply(x, self.blocks[0], y, way)
+        multiply(x, self.blocks[0], y, way)
         return y
 
     def error(self, tokens: int, way: Tiling | Multiply) -> float:
@@ -147,14 +133,19 @@ class DenseTrials:
 
         def run() -> None:
             for block in self.blocks:
-                normed = rms_norm(x, weight, 1e-6)
+                normed = norm(x, weight)
                 if way is not None:
-                    _multiply(normed, block, y, way)
+                    multiply(normed, block, y, way)
 
         return replayed(run) / len(self.blocks)
 
 
-def _multiply(x: torch.Tensor, block: StoredMatrix, y: torch.Tensor, way: Tiling | Multiply) -> None:
+def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What comes before a dense product."""
+    return rms_norm(x, weight, 1e-6)
+
+
+def multiply(x: torch.Tensor, block: StoredMatrix, y: torch.Tensor, way: Tiling | Multiply) -> None:
     if isinstance(way, Tiling):
         tiled_linear(x, block, None, y, way)
     else:
@@ -162,21 +153,15 @@ def _multiply(x: torch.Tensor, block: StoredMatrix, y: torch.Tensor, way: Tiling
 
 
 class Trials:
-    """Answers (product, tokens, tiling, measure), one product after another; `measure`: not only compile.
-
-    Figures of a measurement; None of a compilation. Raises whatever a tiling raises.
-    """
+    """Answers (product, tokens, tiling), one product after another. Raises whatever a tiling raises."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cuda")
-        self._made: tuple[tuple[Product, bool], ExpertTrials | DenseTrials] | None = None
+        self._made: tuple[Product, ExpertTrials | DenseTrials] | None = None
 
-    def __call__(self, request: tuple[Product, int, ExpertTiling | Tiling, bool]) -> Figures | None:
-        product, tokens, tiling, measure = request
-        trials = self._of(product, measure)
-        if not measure:
-            trials.run(tokens, tiling)  # type: ignore[arg-type]
-            return None
+    def __call__(self, request: tuple[Product, int, ExpertTiling | Tiling]) -> Figures:
+        product, tokens, tiling = request
+        trials = self._of(product)
         error = trials.error(tokens, tiling)  # type: ignore[arg-type]
         if not error < WRONG:
             return Figures(error, None)
@@ -191,20 +176,19 @@ class Trials:
             return False
         return True
 
-    def _of(self, product: Product, measure: bool) -> ExpertTrials | DenseTrials:
-        if self._made is None or self._made[0] != (product, measure):
+    def _of(self, product: Product) -> ExpertTrials | DenseTrials:
+        if self._made is None or self._made[0] != product:
             # Its weights go before others come.
             self._made = None
             torch.cuda.empty_cache()
-            self._made = (product, measure), self._new(product, measure)
+            self._made = product, self._new(product)
         return self._made[1]
 
-    def _new(self, product: Product, measure: bool) -> ExpertTrials | DenseTrials:
-        sets = sets_of(product, self.device) if measure else 1
+    def _new(self, product: Product) -> ExpertTrials | DenseTrials:
+        sets = sets_of(product, self.device)
         if isinstance(product, DenseProduct):
             return DenseTrials(product, sets, self.device)
-        stored = None if measure else min(product.experts, max(_FEW_EXPERTS, product.top_k))
-        return ExpertTrials(product, sets, self.device, stored=stored)
+        return ExpertTrials(product, sets, self.device)
 
 
 def sets_of(product: Product, device: torch.device) -> int:

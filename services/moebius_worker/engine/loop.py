@@ -302,23 +302,21 @@ class EngineLoop:
         logits, find_faulty = self._runner.step(plan.slices, self._progress)
         masks = self._grammars.masks()
         rows = {row: handle for row, handle in enumerate(sampling) if handle not in masks.faults}
-        infinite: list[int] = []
+        failures = {
+            handle: refused(handle, Rejected("BAD_REQUEST", fault)) for handle, fault in masks.faults.items()
+        }
         # First the draw, so that a GPU goes on with it; of faulty ones in vain.
         try:
             sampled = self._draw(logits, rows, masks)
         except NonFiniteLogitsError as error:
             numbers = list(rows)
             infinite = [rows.pop(numbers[index]) for index in error.rows]
+            failures |= {handle: not_finite(handle) for handle in infinite}
             sampled = self._draw(logits, rows, masks)
-        faulty = find_faulty()
-        failures = [failed(handle, "its hidden states are not finite") for handle in faulty]
-        failures += [
-            refused(handle, Rejected("BAD_REQUEST", fault))
-            for handle, fault in masks.faults.items()
-            if handle not in faulty
-        ]
-        failures += [not_finite(handle) for handle in infinite if handle not in faulty]
-        return {handle: one for handle, one in sampled.items() if handle not in faulty}, failures
+        # What came first is the cause of the others.
+        failures |= {handle: failed(handle, "its hidden states are not finite") for handle in find_faulty()}
+        sound = {handle: one for handle, one in sampled.items() if handle not in failures}
+        return sound, [*failures.values()]
 
     def _draw(self, logits: Logits, rows: Mapping[int, int], masks: Masks) -> dict[int, Sampled]:
         """By handle. `rows`: handles by their rows of the logits; no others are sampled."""

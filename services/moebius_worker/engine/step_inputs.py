@@ -36,7 +36,7 @@ class _Rows(NamedTuple):
     sampled: npt.NDArray[np.int64]
 
 
-def _rows(slices: Sequence[Slice], vocab_size: int) -> _Rows:
+def _rows_of(slices: Sequence[Slice], vocab_size: int) -> _Rows:
     """Raises ValueError for a token id that is not in the vocabulary."""
     # The one look that the host takes at each token: the GPU waits meanwhile.
     token_ids = np.fromiter(chain.from_iterable(piece.token_ids for piece in slices), np.int64)
@@ -89,7 +89,7 @@ class HostInputs:
     ) -> StepContext:
         assert pad_to == 0
         device = self._place.device
-        token_ids, positions, sampled = map(torch.from_numpy, _rows(slices, self._vocab_size))
+        token_ids, positions, sampled = map(torch.from_numpy, _rows_of(slices, self._vocab_size))
         if drawn is not None:
             token_ids = drawn[~token_ids]
         states: StatePlan | None = None
@@ -155,7 +155,7 @@ class DeviceInputs:
     def context(
         self, slices: Sequence[Slice], *, pad_to: int = 0, drawn: torch.Tensor | None = None
     ) -> StepContext:
-        tokens, positions, sampled = _rows(slices, self._vocab_size)
+        tokens, positions, sampled = _rows_of(slices, self._vocab_size)
         padding = np.zeros(max(0, pad_to - len(tokens)), np.int64)
         rows = len(tokens) + len(padding)
         sent = self._send(self._rows, np.concatenate((tokens, padding, positions, padding, sampled)))

@@ -90,7 +90,7 @@ def judge(
     machine.latched_error()
     error: float | None = None
     microseconds: float | None = None
-    run: Callable[[], Any] = _Run(backend, trial)
+    run: _Run | None = None
     replay: Replay | None = None
     try:
         if not backend.is_reference:
@@ -105,6 +105,7 @@ def judge(
                     raise
         if timed:
             with _gate("time", announce):
+                run = run or _Run(backend, trial)
                 microseconds = _microseconds(run, replay, machine, enough)
                 machine.synchronise()
             _no_error_left(machine)
@@ -131,8 +132,8 @@ def again(
 
 def _compute(backend: Backend, trial: Trial, machine: Machine, announce: Announce) -> float:
     """The relative error of the first call."""
-    run = _Run(backend, trial)
     with _gate("compile", announce):
+        run = _Run(backend, trial)
         with _PoisonedMemory():
             result = run()
         machine.synchronise()
@@ -217,7 +218,7 @@ def _microseconds(run: Callable[[], Any], replay: Replay | None, machine: Machin
     return machine.microseconds(replay_row, math.inf) / _ROW
 
 
-def _capture(backend: Backend, trial: Trial, machine: Machine) -> tuple["_Run", Replay]:
+def _capture(backend: Backend, trial: Trial, machine: Machine) -> tuple[_Run, Replay]:
     """Captures the call, gives its inputs other contents, and holds the replay against a plain call with
     those: what was read at the time of the capture shows."""
     static, plain = _Run(backend, trial), _Run(backend, trial)

@@ -45,9 +45,7 @@ class Clock(Hardy):
     """Times tilings of experts by `cost`; but one kills, and some raise."""
 
     def __call__(self, request: Any) -> Any:
-        _, _, tiling, measure = request
-        if not measure:
-            return None
+        _, _, tiling = request
         if tiling.gate_up.columns == 64:
             os.kill(os.getpid(), signal.SIGKILL)
         if tiling.gate_up.rows == 32:

@@ -1,5 +1,6 @@
 """The experts' kernels against the reference, with outputs poisoned by what was in the memory before."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -103,17 +104,26 @@ def test_ragged_columns(format):
 
 @pytest.mark.parametrize("format", ["nvfp4_words", "mxfp4_words"])
 @pytest.mark.parametrize(
-    ("tokens", "columns", "splits", "width"),
-    [(8, 32, 1, 96), (16, 32, 1, 96), (8, 64, 3, 160), (16, 64, 1, 160), (16, 128, 1, 288), (8, 256, 2, 288)],
+    ("tokens", "columns", "splits", "width", "parts"),
+    [
+        (8, 32, 1, 96, 1),
+        (16, 32, 1, 96, 1),
+        (8, 64, 3, 160, 1),
+        (16, 64, 1, 160, 1),
+        (16, 128, 1, 288, 1),
+        (8, 256, 2, 288, 1),
+        (16, 128, 1, 160, 2),
+    ],
 )
-def test_words_in_both_orders(format, tokens, columns, splits, width):
+def test_words_in_both_orders(format, tokens, columns, splits, width, parts):
     """Products of single warps and of four; widths that tiles do not divide, nor 32, nor 256."""
     form = FORMATS[format]
     inner = width + (64 if form.column_block == 32 else 48)
     weights = make(form, 3, width, inner)
     x = draw(9, width, seed=3).bfloat16()
     route = topk_softmax(draw(9, 3, seed=4), 2)
-    tiling = ExpertTiling(Tiling(tokens, 64, columns), Tiling(tokens, 64, columns, splits=splits))
+    one = Tiling(tokens, 64, columns, parts=parts)
+    tiling = ExpertTiling(one, replace(one, splits=splits))
     check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
 
 

@@ -5,7 +5,6 @@ import torch
 
 pytest.importorskip("triton")
 from moebius_kernels.registry import Device
-from moebius_kernels.triton import expanded_experts, hopper_experts
 from moebius_kernels.tuning import ExpertProduct
 from tests.bench import gpu_experts
 from tests.kernels.triton.matrices import FORMATS
@@ -37,7 +36,7 @@ def test_a_row_has_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_experts, "DEVICE", DEVICE)
     monkeypatch.setattr(gpu_experts, "product_of", lambda shape, form: SMALL)
     monkeypatch.setattr(gpu_experts, "sets_of", lambda product, device: 1)
-    monkeypatch.setattr(gpu_experts, "compile_ahead", lambda kernels, report: None)
+    monkeypatch.setattr(gpu_experts, "compile_here", lambda trials: None)
     monkeypatch.setattr(gpu_experts.ExpertTrials, "microseconds", lambda self, tokens, tiling: 2.5)
     one, two = gpu_experts.measure([("small", "q4_0")], [1], ["uniform", "zipf"])
     assert (one.routing, two.routing) == ("uniform", "zipf")
@@ -65,9 +64,3 @@ def test_rows_are_of_what_a_preflight_tries(monkeypatch: pytest.MonkeyPatch, for
     tiling, *found = gpu_experts.ways(product, tokens).items()
     assert tiling[1] == gpu_experts.chosen(product, tokens)
     assert [name for name, _ in found] == others
-    # What is expanded is compiled as the bf16 that it becomes: compilers have the weights of few experts.
-    [point] = gpu_experts.points_of([product], [tokens])
-    kernels = [(one.product.down, way) for one, way in gpu_experts.kernels_of(point)]
-    assert all(way is not expanded_experts.routed_experts for _, way in kernels)
-    if "triton_expanded" in others:
-        assert kernels[-1] == (FORMATS["bf16"], hopper_experts.routed_experts)

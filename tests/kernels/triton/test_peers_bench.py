@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 from tests.bench import gpu_peers
 from tests.bench.peers.blocks import blocks_of, weighted_sum
+from tests.without_interpreter import told
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -52,6 +54,9 @@ class _Contest:
             raise RuntimeError("first line\nsecond line")
 
     def compile(self, tokens):
+        pass
+
+    def errors(self, tokens):
         for count in tokens:
             yield count, "triton", 0.001
             yield count, "wrong", 0.5
@@ -67,6 +72,8 @@ def test_no_case_costs_another(monkeypatch: pytest.MonkeyPatch) -> None:
     fork = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
     monkeypatch.setattr(gpu_peers, "Contest", _Contest)
+    monkeypatch.setattr(gpu_peers, "trials_of", lambda case, tokens: [])
+    monkeypatch.setattr(gpu_peers, "compile_here", lambda trials: None)
     rows = list(gpu_peers.measured(["one", "dies", "raises", "two"], [1, 8], None))
     times = {(row.case, row.tokens): row.microseconds for row in rows if row.microseconds is not None}
     assert times == {("one", 1): 10, ("one", 8): 80, ("two", 1): 10, ("two", 8): 80}
@@ -82,3 +89,36 @@ def test_no_case_costs_another(monkeypatch: pytest.MonkeyPatch) -> None:
         ("raises", "all"): "RuntimeError: first line",
     }
     assert "triton 80.0 (1.00) err 1e-03" in "\n".join(gpu_peers.table(rows))
+
+
+def test_what_is_compiled_ahead_is_what_is_launched(tmp_path: Path) -> None:
+    """With the activation and the biases of the model, which are in the kernels."""
+    found = told("tests.kernels.triton.peers_keys", cache=tmp_path)
+    ahead, measured = (set(found[name]) for name in ("ahead", "measured"))
+    assert {key.split()[0] for key in measured} >= {"grouped_gemm", "_words_gemm", "_bf16_gemm", "_fp8_gemm"}
+    assert ahead == measured
+
+
+class _Compiled:
+    """A peer that compiles by itself: all counts in one call, before any is computed."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def compile(self, pairs: list[int]) -> None:
+        self.calls.append(pairs)
+
+    def __call__(self, x: torch.Tensor, route: object, index: int) -> None:
+        self.calls.append(len(x))
+        raise RuntimeError("no kernel")
+
+
+def test_peers_compute_everything_once_whatever_becomes_of_it() -> None:
+    contest = object.__new__(gpu_peers.Contest)
+    contest.shape = gpu_peers.SHAPES["qwen3"]
+    contest._inputs = {(count, 0): (torch.empty(count, 1), None) for count in (1, 8, 32)}
+    humming, seen = _Compiled(), []
+    contest.peers = {"humming": humming, "vllm": lambda x, route, index: seen.append((len(x), route, index))}
+    contest.compile([1, 8, 32])
+    assert humming.calls == [[8, 64, 256], 1, 8, 32]
+    assert sorted(seen) == [(1, None, 0), (8, None, 0), (32, None, 0)]

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.engine.cache.layout import CacheLayout
 from moebius_worker.engine.types import Slice
@@ -327,14 +328,21 @@ def test_a_bias_counts_within_the_grammar(world: World) -> None:
     assert {world.text(seen.tokens) for seen in world.seen.values()} == {"y"}
 
 
-@pytest.mark.parametrize("wide", ["as the next token is asked for", "as a token is taken"])
-def test_a_grammar_that_takes_too_much_to_follow_fails_its_request_alone(world: World, wide: str) -> None:
+def too_wide(noticed: str) -> str:
+    if noticed == "as the next token is asked for":
+        return of_lark("start: /(a{1000}){1000}/")
     # More readings of an "a" than the library follows at a time.
     names = [f"x{i}" for i in range(2500)]
     rules = "\n".join(f'{name}: "a" /b{{{i}}}/' for i, name in enumerate(names))
-    grammar = of_lark(f"start: {' | '.join(names)}\n{rules}")
-    if wide == "as the next token is asked for":
-        grammar = of_lark("start: /(a{1000}){1000}/")
+    return of_lark(f"start: {' | '.join(names)}\n{rules}")
+
+
+NOTICED = pytest.mark.parametrize("noticed", ["as the next token is asked for", "as a token is taken"])
+
+
+@NOTICED
+def test_a_grammar_that_takes_too_much_to_follow_fails_its_request_alone(world: World, noticed: str) -> None:
+    grammar = too_wide(noticed)
     good = world.submit(1, None, max_tokens=20)
     bad = world.submit(2, grammar)
     begun = time.process_time()
@@ -345,3 +353,27 @@ def test_a_grammar_that_takes_too_much_to_follow_fails_its_request_alone(world: 
     assert "cannot be followed" in bad.error.message
     assert len(good.tokens) == 20
     assert world.scheduler.stats().running == 0
+
+
+@NOTICED
+def test_one_that_is_faulty_besides_is_told_so_once(folder: Path, noticed: str) -> None:
+    class Faulty(RandomModel):
+        def step(self, slices: Any, progress: Any) -> Any:
+            logits, _ = super().step(slices, progress)
+            return logits, lambda: frozenset({2} & {piece.handle for piece in slices})
+
+    world = World(folder, Faulty())
+    failures: list[pb.Failure] = []
+    send = world.send
+
+    def keeping(frame: engine_pb2.EngineFrame) -> None:
+        failures.extend(frame.end.failures)
+        send(frame)
+
+    world.send = keeping  # type: ignore[method-assign]
+    good = world.submit(1, None, max_tokens=20)
+    world.submit(2, too_wide(noticed))
+    world.run()
+    [failure] = failures
+    assert (failure.handle, failure.error.message) == (2, "its hidden states are not finite")
+    assert len(good.tokens) == 20

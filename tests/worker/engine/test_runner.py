@@ -148,8 +148,5 @@ def test_each_layer_is_progress(path):
 
 def test_threads(path):
     before = torch.get_num_threads()
-    try:
-        load(path, threads=before + 1)
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
+    load(path, threads=before + 1)
+    assert torch.get_num_threads() == before + 1

@@ -149,6 +149,10 @@ def runs_out(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     raise torch.OutOfMemoryError(RAN_OUT)
 
 
+def has_no_room_for_its_own() -> Callable[..., Any]:
+    raise torch.OutOfMemoryError(RAN_OUT)
+
+
 def runs_out_in_captures(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     if MACHINE.capturing:
         # What PyTorch says of the end of the capture hides it.
@@ -220,6 +224,7 @@ CANDIDATES = {
         _candidate(ReadsAtCapture()),
         _candidate(runs_out),
         _candidate(runs_out_in_captures),
+        Backend("gated", "without_room", good, devices=("cpu",), own=has_no_room_for_its_own),
         _candidate(leaves_an_error),
         _candidate(hangs),
         _candidate(exits),

@@ -70,6 +70,7 @@ def _verdicts(plan: Plan, backend: str) -> dict[str, Verdict]:
         ("ReadsAtCapture", "capture", "its replay differs from a plain call", []),
         ("runs_out", "memory", "OutOfMemoryError: CUDA out of memory.", []),
         ("runs_out_in_captures", "memory", "RuntimeError: operation failed", []),
+        ("without_room", "memory", "OutOfMemoryError: CUDA out of memory.", []),
         ("leaves_an_error", "latched", "it left an error behind: invalid argument", []),
     ],
 )
