@@ -21,8 +21,6 @@ import torch
 
 from moebius_kernels.activations import SILU, Activation
 from moebius_kernels.calls import shapes_of
-from moebius_kernels.experts import ExpertWeights
-from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.registry import Query, TokenRange, refusal
 from moebius_kernels.router import Route, topk_softmax
 from moebius_kernels.triton import expanded_experts, hopper_experts
@@ -37,6 +35,7 @@ from moebius_kernels.triton.tiling import ExpertTiling
 from moebius_kernels.triton.tiling_tables import replaced
 from moebius_kernels.triton.tune import measured
 from moebius_kernels.triton.tune_ahead import Trial, compile_ahead
+from moebius_kernels.triton.tune_launches import sizes_of
 from moebius_kernels.triton.tune_points import points_of, shape_of
 from moebius_kernels.triton.tune_search import short
 from moebius_kernels.triton.tune_trials import Experts, ExpertTrials, sets_of
@@ -110,12 +109,10 @@ def chosen(product: ExpertProduct, tokens: int) -> ExpertTiling:
 def query_of(product: ExpertProduct, tokens: int, activation: Activation = SILU) -> Query:
     """What a preflight asks backends before it tries them."""
     meta = torch.device("meta")
-    gate_up = StoredMatrix.empty(product.gate_up, (product.experts, 2 * product.inner, product.hidden), meta)
-    down = StoredMatrix.empty(product.down, (product.experts, product.hidden, product.inner), meta)
     call = {
         "x": torch.empty(1, product.hidden, dtype=torch.bfloat16, device=meta),
         "route": topk_softmax(torch.empty(1, product.experts, device=meta), product.top_k),
-        "weights": ExpertWeights([gate_up], down),
+        "weights": sizes_of(product),
         "activation": activation,
     }
     shapes = shapes_of("routed_experts", call)

@@ -6,6 +6,7 @@ kernels it needs: `collected` notes them, `compile_all` compiles them into Trito
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import struct
@@ -116,6 +117,9 @@ def _keep_working(
     # The ends of pipes that are not its own would keep them open.
     for descriptor in others:
         os.close(descriptor)
+    # Compilers leave garbage; what is there by now is none, and should not be copied by looking.
+    gc.freeze()
+    gc.enable()
     _end_with_parent()
     # Where another cannot be had, this one is left.
     with contextlib.suppress(OSError):

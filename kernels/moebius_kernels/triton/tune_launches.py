@@ -5,7 +5,6 @@ compiled for these, for numbers among the arguments, and for addresses that are 
 """
 
 import contextlib
-import gc
 import signal
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -37,8 +36,6 @@ def compile_trials(
     compilations = launched(trials)
     total = len(compilations)
     done(0, total)
-    # Compilers leave garbage; what is there by now is none, and forks should not copy it by looking.
-    gc.freeze()
     compile_all(compilations, cpu_count(), int(SECONDS), lambda finished: done(finished, total))
 
 
@@ -62,12 +59,17 @@ def _launch(product: Product, tokens: int, way: Any) -> None:
 
 
 def _launch_experts(product: ExpertProduct, tokens: int, way: Any) -> None:
-    gate_up = StoredMatrix.empty(product.gate_up, (product.experts, 2 * product.inner, product.hidden), _META)
-    down = StoredMatrix.empty(product.down, (product.experts, product.hidden, product.inner), _META)
     pairs = tokens, product.top_k
     experts = torch.empty(pairs, dtype=torch.int64, device=_META)
     route = Route(torch.empty(pairs, device=_META), experts)
-    compute_experts(_bf16(tokens, product.hidden), route, ExpertWeights([gate_up], down), way)
+    compute_experts(_bf16(tokens, product.hidden), route, sizes_of(product), way)
+
+
+def sizes_of(product: ExpertProduct) -> ExpertWeights:
+    """Its weights on "meta"."""
+    gate_up = StoredMatrix.empty(product.gate_up, (product.experts, 2 * product.inner, product.hidden), _META)
+    down = StoredMatrix.empty(product.down, (product.experts, product.hidden, product.inner), _META)
+    return ExpertWeights([gate_up], down)
 
 
 def _bf16(*shape: int) -> torch.Tensor:

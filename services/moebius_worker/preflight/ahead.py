@@ -6,7 +6,6 @@ only means that a kernel is compiled later: by the sacrificial process, which ju
 """
 
 import contextlib
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from threading import Thread
@@ -72,9 +71,6 @@ def compile_ahead(task: Task, send: Send) -> None:
     def done(finished: int) -> None:
         send(Doing(f"compiling kernels, {finished} of {count}"))
 
-    # Compilers leave garbage; what is there by now is none, and forks should not copy it by looking.
-    gc.freeze()
-    gc.enable()
     compile_all(compilations, processes, int(task.patience.compile), done)
 
 
