@@ -59,7 +59,7 @@ gpu-bench-experts: $(VENV)/.installed-dev ## routed experts alone on the GPU, un
 	@mkdir -p build
 	$(BIN)/python -m tests.bench.gpu_experts --out build/gpu-experts.json $(ARGS)
 
-gpu-bench-peers: $(VENV)/.installed-dev ## routed experts beside Humming's (pip install humming-kernels) and vLLM's Triton (ARGS="--vllm PATH --cases qwen3:nvfp4")
+gpu-bench-peers: $(VENV)/.installed-dev ## routed experts beside Humming's (pip install humming-kernels) and vLLM's (ARGS="--vllm PATH --cases qwen3:nvfp4")
 	@mkdir -p build
 	$(BIN)/python -m tests.bench.gpu_peers --out build/gpu-peers.json $(ARGS)
 

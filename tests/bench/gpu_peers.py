@@ -2,11 +2,12 @@
 
     python -m tests.bench.gpu_peers [--cases qwen3:nvfp4 ...] [--tokens 1 8 ...] [--vllm PATH] [--out FILE]
 
-Peers: Humming, if `humming-kernels` is installed; vLLM's Triton experts, if PATH is where a wheel of vLLM
-0.33 is unpacked (`fused_moe/fused_moe.py` with its `configs`, `quantization/utils/fp8_utils.py`, and for
-gpt-oss's MXFP4 `third_party/triton_kernels`). From router output to weighted sum, uniform routing, weights
-rotated beyond the L2, CUDA graphs replayed. Of our backends those that a preflight would try. Each case has
-a process, so that one that dies takes no other along; all compile at once, as we do, then measure in turns.
+Peers: Humming, if `humming-kernels` is installed; vLLM's Marlin and Triton experts, if PATH is where a wheel
+of vLLM 0.33 is unpacked (`_moe_C_stable_libtorch.abi3.so` for Marlin, `fused_moe/fused_moe.py` with its
+`configs`, `quantization/utils/fp8_utils.py`, and for gpt-oss's MXFP4 `third_party/triton_kernels`). From
+router output to weighted sum, uniform routing, weights rotated beyond the L2, CUDA graphs replayed. Of our
+backends those that a preflight would try. Each case has a process, so that one that dies takes no other
+along; all compile at once, as we do, then measure in turns.
 """
 
 import argparse
@@ -92,6 +93,8 @@ class Contest:
             self._add("humming", lambda: self._humming(layer))
         if isinstance(form, Fp8):
             self._add("humming a8", lambda: self._humming(layer, fp8_activations=True))
+        if quantised and vllm is not None:
+            self._add("marlin", lambda: self._marlin(layer, vllm))
         if isinstance(form, Fp8 | Dense) and vllm is not None:
             self._add("vllm", lambda: self._vllm(layer, vllm))
         if name == "gpt-oss" and isinstance(form, Mxfp4) and vllm is not None:
@@ -115,6 +118,11 @@ class Contest:
         from tests.bench.peers.humming_experts import HummingExperts
 
         return HummingExperts(layer, self.shape.activation, self.sets, fp8_activations=fp8_activations)
+
+    def _marlin(self, layer: ExpertWeights, package: Path) -> Experts:
+        from tests.bench.peers.marlin_experts import MarlinExperts
+
+        return MarlinExperts(layer, self.shape.activation, self.sets, package)
 
     def _vllm(self, layer: ExpertWeights, package: Path) -> Experts:
         from tests.bench.peers.vllm_experts import VllmExperts

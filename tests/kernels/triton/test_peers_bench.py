@@ -8,8 +8,16 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from moebius_kernels.formats.codes import decode_e2m1
+from moebius_kernels.formats.format import Format
+from moebius_kernels.formats.fp8 import Fp8
+from moebius_kernels.formats.int_group import IntGroup
+from moebius_kernels.formats.mxfp4 import Mxfp4
+from moebius_kernels.formats.nvfp4 import Nvfp4
 from tests.bench import gpu_peers
+from tests.bench.peers import marlin_experts
 from tests.bench.peers.blocks import blocks_of, weighted_sum
+from tests.bench.peers.layer import Shape, random_layer
 from tests.without_interpreter import told
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -41,6 +49,67 @@ def test_weighted_sum() -> None:
     outputs, weights = torch.randn(5, 3, 300, device=DEVICE).bfloat16(), torch.rand(5, 3, device=DEVICE)
     expected = torch.einsum("tkh,tk->th", outputs.float(), weights)
     torch.testing.assert_close(weighted_sum(outputs, weights).float(), expected, rtol=0.01, atol=0.01)
+
+
+def _as_marlin_reads(found: marlin_experts.Product) -> torch.Tensor:
+    """fp32 [E, C, R]: words, lanes and halves as its kernel takes them apart for `mma.m16n8k16`."""
+    bits = found.data.shape[-1] * 32 // (found.rows * 16)
+    lane, tile, block, column = torch.meshgrid(
+        torch.arange(32), torch.arange(4), torch.arange(2), torch.arange(4), indexing="ij"
+    )
+    # Of a fragment of B, register `column // 2` has in its halves two neighbours of a lane's columns.
+    high, odd = column // 2, column % 2
+    if bits == 4:
+        word, shift = 4 * lane + tile, 4 * (high + 2 * block) + 16 * odd
+    else:
+        word, shift = 8 * lane + 2 * tile + block, 8 * high + 16 * odd
+    rows, columns = 16 * tile + 8 * block + lane // 4, 8 * high + 2 * (lane % 4) + odd
+    words = found.data.view(*found.data.shape[:2], found.rows // 64, -1)[..., word.flatten()]
+    codes = torch.zeros(*words.shape[:3], 64, 16, dtype=torch.int64)
+    codes[..., rows.flatten(), columns.flatten()] = (words >> shift.flatten()) & ((1 << bits) - 1)
+    codes = codes.permute(0, 1, 4, 2, 3).reshape(len(words), found.columns, found.rows)
+    # A lane's row of each 8 has its scales in one load.
+    raw = found.scale
+    if raw.dtype.itemsize == 1:
+        raw = raw.view(torch.uint8).view(*raw.shape[:2], -1, 4)[..., [0, 2, 1, 3]].reshape(raw.shape)
+    places = torch.arange(64)
+    scale = torch.zeros_like(raw).view(*raw.shape[:2], -1, 64)
+    scale[..., places // 8 + places % 8 * 8] = raw.view(scale.shape)
+    scale = scale.view(raw.shape)
+    if found.factor is not None:
+        scale = (scale.int() << 7).short().view(torch.float16) * found.factor[:, None, None] * 2.0**-126
+    elif found.scale.dtype == torch.float8_e8m0fnu:
+        scale = scale.view(torch.float8_e8m0fnu)
+    spread = scale.float().repeat_interleave(found.columns // raw.shape[1], 1)
+    if found.kind == marlin_experts._INT4:
+        return (codes - 8) * spread
+    if bits == 4:
+        return decode_e2m1(codes.to(torch.uint8)) * spread
+    return codes.to(torch.uint8).view(torch.float8_e4m3fn).float() * spread * 2.0**-120
+
+
+@pytest.mark.parametrize(
+    "form",
+    [Nvfp4(), Mxfp4(), IntGroup(4, 128, False, torch.bfloat16), Fp8(128, 128)],
+    ids=lambda form: form.name,
+)
+def test_marlin_reads_each_weight_where_it_lies(form: Format) -> None:
+    shape = Shape(2, 1, 320, 160) if isinstance(form, Mxfp4) else Shape(2, 1, 384, 256)
+    layer = random_layer(form, shape, torch.device("cpu"))
+    hidden, inner = marlin_experts.padded(form, shape.hidden, shape.inner)
+    down = _as_marlin_reads(marlin_experts.laid_out(layer.down, None, 1, hidden, inner)).mT
+    gate_up = _as_marlin_reads(marlin_experts.laid_out(layer.gate_up[0], None, 2, inner, hidden)).mT
+    gate_up = gate_up.view(2, 2, inner, hidden)
+    for found, stored in (
+        (down, layer.down.dequantize()[:, None]),
+        (gate_up, layer.gate_up[0].dequantize().view(2, 2, shape.inner, shape.hidden)),
+    ):
+        found = found.view(2, stored.shape[1], *found.shape[-2:])
+        rows, columns = stored.shape[-2:]
+        # Factors of FP8 are rounded to bf16.
+        torch.testing.assert_close(found[..., :rows, :columns], stored, rtol=2**-8, atol=0)
+        assert not found[..., rows:, :].any()
+        assert not found[..., columns:].any()
 
 
 class _Contest:
