@@ -1,4 +1,4 @@
-"""Programs of the tests that need what Triton's interpreter takes away: its compiler."""
+"""Programs of the tests that need what Triton's interpreter takes away: its compiler. No GPU, and they see none."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 def told(module: str, *arguments: str, cache: Path) -> Any:
     """What a module prints as JSON; what it compiles is kept in `cache`."""
-    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache), "CUDA_VISIBLE_DEVICES": ""}
     settings["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
