@@ -1,4 +1,4 @@
-"""Programs of the tests that need what Triton's interpreter takes away: its compiler. No GPU, and they see none."""
+"""Programs of the tests that need what Triton's interpreter takes away: its compiler. They see no GPU."""
 
 import json
 import os
