@@ -55,7 +55,7 @@ SHAPES = {
 }
 
 
-USUAL = ("bf16", "fp8_block", "nvfp4_words", "mxfp4_words", "int4", "q4_0", "q4_k")
+USUAL = ("bf16", "fp8_block", "nvfp4_words", "mxfp4_words", "int4_words", "q4_0", "q4_k")
 TOKENS = (1, 2, 8, 32, 64, 128, 512, 4096, 8192, 16384)
 
 

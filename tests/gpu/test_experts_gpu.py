@@ -21,6 +21,7 @@ CASES = [
     ("qwen3", "bf16"),
     ("qwen3", "nvfp4_words"),
     ("qwen3", "fp8_block"),
+    ("qwen3", "int4_words"),
     ("qwen3", "q4_k"),
     ("qwen3.6", "nvfp4_words"),
     ("gemma", "nvfp4_words"),
@@ -43,7 +44,7 @@ def test_each_tiling_computes_what_the_reference_does(shape, form):
     assert not wrong
 
 
-@pytest.mark.parametrize("form", ["bf16", "mxfp4_words", "nvfp4_words", "q4_k"])
+@pytest.mark.parametrize("form", ["bf16", "mxfp4_words", "nvfp4_words", "int4_words", "q4_k"])
 @pytest.mark.parametrize(("rows", "tokens"), [(64, 64), (64, 128), (128, 128)])
 def test_tall_tiles_again_and_again(form, rows, tokens):
     """Products that are under way read registers: writing these too early makes errors that come and go."""

@@ -31,7 +31,7 @@ def draw(*shape: int, seed: int) -> torch.Tensor:
 
 def make(form: str, experts: int, hidden: int, inner: int) -> ExpertWeights:
     """With gate and up apart where files have them so, and biases where they have these."""
-    gate_up = [(experts, inner, hidden)] * 2 if form == "q4_k" else [(experts, 2 * inner, hidden)]
+    gate_up = [(experts, inner, hidden)] * 2 if form in ("q4_k", "q6_k") else [(experts, 2 * inner, hidden)]
     matrices = [random_matrix(FORMATS[form], shape, generator(seed)) for seed, shape in enumerate(gate_up)]
     down = random_matrix(FORMATS[form], (experts, hidden, inner), generator(2))
     if form != "mxfp4_words":
@@ -46,7 +46,10 @@ def make(form: str, experts: int, hidden: int, inner: int) -> ExpertWeights:
         ("bf16", 2048, 768),
         ("nvfp4_words", 2816, 704),
         ("mxfp4_words", 2880, 2880),
+        ("int4_words", 2816, 704),
+        ("q4_0", 2880, 2880),
         ("q4_k", 2048, 768),
+        ("q6_k", 2048, 768),
     ],
 )
 def test_experts_of_all_sorts_of_counts(form, hidden, inner):
@@ -54,7 +57,7 @@ def test_experts_of_all_sorts_of_counts(form, hidden, inner):
     more. Again and again, since races come and go."""
     weights = make(form, 16, hidden, inner)
     activation = ClampedSwiglu() if form == "mxfp4_words" else SILU
-    compute = (expanded_experts if form == "q4_k" else hopper_experts).routed_experts
+    compute = (expanded_experts if form == "q6_k" else hopper_experts).routed_experts
     x = draw(700, hidden, seed=5).bfloat16()
     logits = draw(700, 16, seed=6)
     logits[:, :4] += 2
@@ -74,7 +77,7 @@ def test_experts_of_all_sorts_of_counts(form, hidden, inner):
     assert not wrong
 
 
-@pytest.mark.parametrize("form", ["bf16", "nvfp4_words"])
+@pytest.mark.parametrize("form", ["bf16", "nvfp4_words", "q4_k"])
 def test_65536_pairs_are_those_of_the_batches_halves_and_the_same_each_time(form):
     """Each sum has one order, whichever multiprocessor has which tile and whatever else is in it."""
     weights = make(form, 128, 2048, 768)

@@ -4,28 +4,19 @@ NVFP4's factors, which have no sign, lose their denormal numbers: their sign bit
 exponent, so that one multiplication and addition puts them into a bf16.
 """
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from moebius_kernels.formats.codes import pack_nibbles, unpack_nibbles
 from moebius_kernels.formats.format import Component
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
+from moebius_kernels.formats.words import CODED, SCALED, from_words
 
-# Where in a half of the word the bits of its four codes are: sign, then exponent and mantissa, from the
-# highest on. A bf16 has them at 15, 8, 7 and 6: the first code is in place, the next two are a shift away.
-PLACES = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
-# The way back, neighbours together: a code is the bits that are left of the half after these shifts to the
-# right and masks.
-_MOVES = (((12, 8), (6, 7)), ((9, 8), (3, 7)), ((6, 8), (0, 7)), ((11, 12), (10, 3)))
-
-
-# Columns of four words, and those that a row of factors is a multiple of.
-CODED = 32
-SCALED = 256
+# Where in a half of the word the bits of its four codes are, sign apart from the others, or the upper two of
+# the last. A bf16 has them at 15, 8, 7 and 6: the first code is in place, the next two are a shift away.
+MOVES = (((12, 8), (6, 7)), ((9, 8), (3, 7)), ((6, 8), (0, 7)), ((11, 12), (10, 3)))
 # E8M0's 2^10, and what is no number.
 INFINITE, _NAN = 137, 255
 
@@ -35,9 +26,7 @@ class E2m1Words:
     """`base`, but for the order of codes and the lengths of rows, which are for whole columns of 32 and, of
     factors, 256: zeros follow the last, so that kernels can copy rows by 16 bytes and factors by 4 or more.
 
-    Of each 32 columns, `data` has four little-endian words. Word w has columns 8 p + 2 w and, in its high
-    half, 8 p + 2 w + 1 for p = 0 to 3, with bits as `PLACES` says: in products of the tensor cores one thread
-    has all of these.
+    `data` has codes in words (`words.py`), with bits where `MOVES` puts them.
 
     `scale` is uint8. NVFP4's has 5 bits of exponent, biased by 15, and 3 of mantissa; 0 is 2^-15. MXFP4's is
     at most `INFINITE`, which stands for all from 2^10 on: products of bf16 have none.
@@ -68,13 +57,8 @@ class E2m1Words:
             scale = ((scale.int() << 20) + (112 << 23)).view(torch.float32)
         else:
             scale = scale.masked_fill(scale == INFINITE, _NAN)
-        data = from_words(parts["data"])[..., : columns // 2]
+        data = from_words(parts["data"], MOVES)[..., : columns // 2]
         return self.base.dequantize({**parts, "data": data, "scale": scale}, columns)
-
-
-def whole_rows(part: torch.Tensor, items: int) -> torch.Tensor:
-    """[..., n] with zeros up to a multiple of `items`."""
-    return torch.nn.functional.pad(part, (0, -part.shape[-1] % items))
 
 
 def wider_exponents(scale: torch.Tensor) -> torch.Tensor:
@@ -82,25 +66,3 @@ def wider_exponents(scale: torch.Tensor) -> torch.Tensor:
     # fp32 has the same three bits of mantissa on top of its own, and all of these numbers are normal in it.
     bits = scale.float().view(torch.int32) >> 20
     return (bits - (112 << 3)).clamp(min=0).to(torch.uint8)
-
-
-def to_words(data: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., n] with a code a nibble, the low one first -> the same in words, for whole 32 columns."""
-    codes = unpack_nibbles(whole_rows(data, CODED // 2))
-    # From [pair, word, half] to [word, half] for each pair.
-    pairs = codes.unflatten(-1, (-1, 4, 4, 2)).int()
-    halves = torch.zeros_like(pairs[..., 0, :, :])
-    for pair, places in enumerate(PLACES):
-        for bit, place in zip((3, 2, 1, 0), places, strict=True):
-            halves |= (pairs[..., pair, :, :] >> bit & 1) << place
-    return torch.stack((halves & 255, halves >> 8), -1).to(torch.uint8).flatten(-4)
-
-
-def from_words(words: torch.Tensor) -> torch.Tensor:
-    """The inverse of `to_words`, still for whole 32 columns."""
-    halves = words.view(torch.int16).unflatten(-1, (-1, 4, 2))
-    pairs = [
-        functools.reduce(torch.bitwise_or, (halves >> shift & mask for shift, mask in moves))
-        for moves in _MOVES
-    ]
-    return pack_nibbles(torch.stack(pairs, -3).flatten(-4).to(torch.uint8))

@@ -9,14 +9,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 
 from moebius_kernels.formats.codes import pack_nibbles
-from moebius_kernels.formats.e2m1_words import (
-    INFINITE,
-    SCALED,
-    E2m1Words,
-    to_words,
-    whole_rows,
-    wider_exponents,
-)
+from moebius_kernels.formats.e2m1_words import INFINITE, MOVES, E2m1Words, wider_exponents
 from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.formats.ggml import Ggml
 from moebius_kernels.formats.ggml_blocks import (
@@ -29,9 +22,11 @@ from moebius_kernels.formats.ggml_blocks import (
 )
 from moebius_kernels.formats.ggml_codebooks import CODEBOOKS
 from moebius_kernels.formats.int_group import IntGroup
+from moebius_kernels.formats.int_words import ROW, IntWords
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.planes import Planes, pack_plane
+from moebius_kernels.formats.words import CODED, SCALED, to_words, whole_rows
 
 Parts = dict[str, torch.Tensor]
 # Rows that are packed at a time: the intermediate codes are eight times as large.
@@ -44,12 +39,16 @@ def packed_format(format: Format) -> Format:
         return E2m1Words(format)
     if isinstance(format, Ggml):
         return _PACKERS[format.type][0]
+    if isinstance(format, IntGroup) and format.bits == 4:
+        group = format.group or ROW
+        if group >= CODED and not group & group - 1:
+            return IntWords(group, centred=format.zero_point or group > CODED)
     return format
 
 
 def pack(matrix: StoredMatrix) -> StoredMatrix:
     """The numbers in the form that kernels read. Rounded are only factors, as `Planes` and `E2m1Words` say,
-    and those of IQ2, to bf16.
+    and those of `IntWords` and of IQ2, to bf16.
 
     The matrix itself if it is in one already.
     """
@@ -61,7 +60,7 @@ def pack(matrix: StoredMatrix) -> StoredMatrix:
         _, block_bytes = GGML_QUANT_SIZES[matrix.format.type]
         given = {"data": matrix.parts["data"].unflatten(-1, (-1, block_bytes))}
     else:
-        split = _nvfp4 if isinstance(matrix.format, Nvfp4) else _mxfp4
+        split = _split_of(target, matrix.format)
         given = dict(matrix.parts)
     leading = len(matrix.shape) - 1
     packed = StoredMatrix.empty(target, matrix.shape, matrix.parts["data"].device)
@@ -76,21 +75,42 @@ def pack(matrix: StoredMatrix) -> StoredMatrix:
     return packed
 
 
+def _split_of(target: Format, format: Format) -> Callable[..., Parts]:
+    if isinstance(target, IntWords):
+        return partial(_int_group, target=target)
+    return _nvfp4 if isinstance(format, Nvfp4) else _mxfp4
+
+
 def _nvfp4(data: torch.Tensor, scale: torch.Tensor, row_scale: torch.Tensor) -> Parts:
     zero = (scale.float() == 0).repeat_interleave(8, -1)
     return {
-        "data": to_words(data.masked_fill(zero, 0)),
+        "data": to_words(data.masked_fill(zero, 0), MOVES),
         "scale": whole_rows(wider_exponents(scale), SCALED // 16),
         "row_scale": row_scale,
     }
 
 
 def _mxfp4(data: torch.Tensor, scale: torch.Tensor) -> Parts:
-    return {"data": to_words(data), "scale": whole_rows(scale.clamp(max=INFINITE), SCALED // 32)}
+    return {"data": to_words(data, MOVES), "scale": whole_rows(scale.clamp(max=INFINITE), SCALED // 32)}
+
+
+def _int_group(
+    data: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None = None, *, target: IntWords
+) -> Parts:
+    factor = scale.float()
+    return target.parts_of(data, factor, None if zero is None else (8 - zero.float()) * factor)
+
+
+def _in_words(data: torch.Tensor, *, split: Callable[..., Parts], target: IntWords) -> Parts:
+    """Of blocks of codes of 4 bits what `split` gives, in words."""
+    parts = {name: part.flatten(1) for name, part in split(data).items()}
+    if "low" not in parts:
+        return target.parts_of(parts["data"], parts["scale"])
+    return target.parts_of(parts["low"], parts["scale"][:, 0::2], parts["scale"][:, 1::2])
 
 
 def _q4_0(data: torch.Tensor) -> Parts:
-    return {"data": pack_nibbles(fields(data[..., 2:], 16, NIBBLES)), "scale": data[..., :2].contiguous()}
+    return {"data": pack_nibbles(fields(data[..., 2:], 16, NIBBLES)), "scale": _half(data, 0)}
 
 
 def _q8_0(data: torch.Tensor) -> Parts:
@@ -155,7 +175,7 @@ def _ternary(data: torch.Tensor, *, type: Type) -> Parts:
     """TQ1_0, TQ2_0 and Q1_0: numbers are 1, 0 or -1 times their block's factor; in TQ2_0 2 could be, too."""
     factor = _half(data, {Type.TQ1_0: 52, Type.TQ2_0: 64, Type.Q1_0: 0}[type])
     codes = torch.where(factor == 0, 0.0, DECODERS[type](data) / factor).int() + 8
-    return {"data": pack_nibbles(codes.to(torch.uint8)), "scale": factor.half()}
+    return {"data": pack_nibbles(codes.to(torch.uint8)), "scale": factor}
 
 
 def _looked_up(data: torch.Tensor, *, type: Type, bits: int) -> Parts:
@@ -193,15 +213,19 @@ _LOOKED_UP = ((Type.IQ1_S, 5, 32), (Type.IQ1_M, 5, 16), (Type.IQ3_XXS, 6, 32), (
 _IQ2 = ((Type.IQ2_XXS, 32), (Type.IQ2_XS, 16), (Type.IQ2_S, 16))
 
 
+def _words(target: IntWords, split: Callable[..., Parts]) -> _Packer:
+    return target, partial(_in_words, split=split, target=target)
+
+
 def _larger(form: Format, split: Callable[..., Parts], type: Type, **more: int) -> _Packer:
     return form, partial(split, type=type, **more)
 
 
 _PACKERS: Mapping[Type, _Packer] = MappingProxyType(
     {
-        Type.Q4_0: (IntGroup(4, 32, False, torch.float16), _q4_0),
+        Type.Q4_0: _words(IntWords(32, centred=False), _q4_0),
         Type.Q8_0: (IntGroup(8, 32, False, torch.float16), _q8_0),
-        Type.Q4_1: (Planes("q4_1", 4, 0, 32, "centred"), partial(_legacy, bits=4, minimum=True)),
+        Type.Q4_1: _words(IntWords(32, centred=True), partial(_legacy, bits=4, minimum=True)),
         Type.Q5_0: (Planes("q5_0", 4, 1, 32, "number"), partial(_legacy, bits=5, minimum=False)),
         Type.Q5_1: (Planes("q5_1", 4, 1, 32, "centred"), partial(_legacy, bits=5, minimum=True)),
         Type.IQ4_NL: (
@@ -210,13 +234,13 @@ _PACKERS: Mapping[Type, _Packer] = MappingProxyType(
         ),
         Type.Q2_K: (Planes("q2_k", 2, 0, 16, "super_nibble"), _q2_k),
         Type.Q3_K: (Planes("q3_k", 2, 1, 16, "super"), _q3_k),
-        Type.Q4_K: (Planes("q4_k", 4, 0, 32, "centred"), partial(_q45_k, bits=4)),
+        Type.Q4_K: _words(IntWords(32, centred=True), partial(_q45_k, bits=4)),
         Type.Q5_K: (Planes("q5_k", 4, 1, 32, "centred"), partial(_q45_k, bits=5)),
         Type.Q6_K: (Planes("q6_k", 4, 2, 16, "super"), _q6_k),
         Type.IQ4_XS: (Planes("iq4_xs", 4, 0, 32, "super", table=True), _iq4_xs),
         # Larger than in the files, so that the same kernels read them.
         **{
-            type: _larger(IntGroup(4, group, False, torch.float16), _ternary, type)
+            type: _words(IntWords(group, centred=True), partial(_ternary, type=type))
             for type, group in _TERNARY
         },
         **{

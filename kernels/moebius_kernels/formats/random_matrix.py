@@ -9,6 +9,7 @@ from moebius_kernels.formats.e2m1_words import E2m1Words
 from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.formats.fp8 import Fp8
 from moebius_kernels.formats.int_group import IntGroup
+from moebius_kernels.formats.int_words import ROW, IntWords
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import pack
@@ -19,6 +20,9 @@ def random_matrix(format: Format, shape: tuple[int, ...], generator: torch.Gener
     """Of about unit variance over the square root of its columns."""
     if isinstance(format, E2m1Words):
         return pack(random_matrix(format.base, shape, generator))
+    if isinstance(format, IntWords):
+        group = None if format.group == ROW else format.group
+        return pack(random_matrix(IntGroup(4, group, format.centred, torch.bfloat16), shape, generator))
     matrix = StoredMatrix.empty(format, shape, generator.device)
     scale = shape[-1] ** -0.5
     for part in matrix.parts.values():

@@ -8,10 +8,18 @@ ASM: with the instructions of `decode_asm.py`, else in plain Triton, as its inte
 import triton
 import triton.language as tl
 
-from moebius_kernels.formats.e2m1_words import CODED, SCALED
 from moebius_kernels.formats.ggml_blocks import IQ4_NL
+from moebius_kernels.formats.words import CODED
 from moebius_kernels.triton import decode_asm
-from moebius_kernels.triton.decode_words import expanded, is_words, word_factors
+from moebius_kernels.triton.decode_words import (
+    columns_of_word,
+    expanded,
+    is_words,
+    per_word,
+    spread,
+    word_factors,
+    words_of_row,
+)
 
 # Bits of a code: in its low plane, in its high one. Codes of 8 bits are read four a word, others eight.
 _BITS = {
@@ -19,6 +27,7 @@ _BITS = {
     "mxfp4": (4, 0),
     "nvfp4_words": (4, 0),
     "mxfp4_words": (4, 0),
+    "int4_words": (4, 0),
     "iq4_nl": (4, 0),
     "int2": (2, 0),
     "int3": (2, 1),
@@ -31,7 +40,6 @@ _BITS = {
 # E4M3's exponent bias, in bf16's.
 _E4M3_FACTOR = tl.constexpr(2.0**120)
 _SUPER = tl.constexpr(256)
-_SCALED = tl.constexpr(SCALED)
 _BOTH_BF16 = tl.constexpr(decode_asm.BOTH_BF16)
 
 
@@ -134,8 +142,8 @@ def load_tile(
         tile = _load(codes, row, column, C, COLUMNS, EVEN, POLICY)
     elif is_words(CODE):
         words = _load(codes, row, column // 8, codes_of_row(CODE, C), COLUMNS // 8, EVEN, POLICY)
-        factors = _word_factors(scale, row, column // 32, C, EVEN, CODE, ROWS, COLUMNS // 32, ASM)
-        tile = expanded(words + hint, factors, CODE, ROWS, COLUMNS, ASM, IN_ORDER)
+        factors = _word_factors(scale, row, column, C, EVEN, CODE, SCALES, GROUP, ROWS, COLUMNS, ASM)
+        tile = expanded(words + hint, factors, CODE, SCALES, ROWS, COLUMNS, ASM, IN_ORDER)
     else:
         PER: tl.constexpr = codes_an_element(CODE)
         low = _load(codes, row, column // PER, C // PER, COLUMNS // PER, EVEN, POLICY).to(tl.int32)
@@ -184,21 +192,29 @@ def _load(
 
 @triton.jit
 def _word_factors(
-    scale, row, first,
-    C: tl.constexpr, EVEN: tl.constexpr, CODE: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr,
-    ASM: tl.constexpr,
+    scale, row, column,
+    C: tl.constexpr, EVEN: tl.constexpr, CODE: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Those of COUNT times 32 columns, as `expanded` takes them."""
-    WIDTH: tl.constexpr = (C + _SCALED - 1) // _SCALED * (_SCALED // 32)
-    PER: tl.constexpr = 2 if CODE == "nvfp4_words" else 4
-    if COUNT % PER == 0:
+    """Those of the tile's groups of columns, as `expanded` takes them but for their number."""
+    OF_WORD: tl.constexpr = columns_of_word(CODE, SCALES, GROUP)
+    WIDTH: tl.constexpr = words_of_row(C, OF_WORD)
+    PER: tl.constexpr = per_word(CODE, SCALES)
+    if CODE == "int4_words" or COLUMNS >= OF_WORD:
         # Less than a word a thread could not be copied asynchronously.
+        COUNT: tl.constexpr = COLUMNS // OF_WORD if COLUMNS > OF_WORD else 1
         words = scale.to(tl.pointer_type(tl.int32))
-        found = _load(words, row, first // PER, WIDTH // PER, COUNT // PER, EVEN, "")
-        factors = word_factors(found, PER, CODE, ROWS, ASM)
+        found = _load(words, row, column // OF_WORD, WIDTH, COUNT, EVEN, "")
+        if COLUMNS < OF_WORD:
+            if PER > 1:
+                # One of a pair.
+                found = found >> (column // GROUP % PER * (32 // PER))
+            factors = word_factors(found, 1, CODE, ROWS, ASM)
+        else:
+            factors = word_factors(found, PER, CODE, ROWS, ASM)
     else:
         one = scale.to(tl.pointer_type(tl.int16)) if CODE == "nvfp4_words" else scale
-        found = _load(one, row, first, WIDTH, COUNT, EVEN, "").to(tl.int32)
+        found = _load(one, row, column // 32, WIDTH * PER, COLUMNS // 32, EVEN, "").to(tl.int32)
         factors = word_factors(found, 1, CODE, ROWS, ASM)
     return factors
 
@@ -248,7 +264,7 @@ def _factors(
         raw = _load(scale, row, at, WIDTH, GROUPS, EVEN, "")
         SUPERS: tl.constexpr = COLUMNS // _SUPER if _SUPER < COLUMNS else 1
         wide = _load(extra, row, column // _SUPER, C // _SUPER, SUPERS, EVEN, "")
-        wide = _spread(wide, ROWS, SUPERS, GROUPS)
+        wide = spread(wide, ROWS, SUPERS, GROUPS)
         if SCALES == "super":
             number = raw.to(tl.float32) * wide
             offset = number
@@ -266,20 +282,10 @@ def _half(bits):
 
 
 @triton.jit
-def _spread(values, ROWS: tl.constexpr, HAS: tl.constexpr, WANTED: tl.constexpr):
-    """[ROWS, HAS] -> [ROWS, WANTED], each value next to its copies."""
-    if HAS == WANTED:
-        spread = values
-    else:
-        spread = tl.broadcast_to(values[:, :, None], (ROWS, HAS, WANTED // HAS)).reshape(ROWS, WANTED)
-    return spread
-
-
-@triton.jit
 def _words(values, ROWS: tl.constexpr, WANTED: tl.constexpr):
     """fp32 [ROWS, groups] -> int32 [ROWS, WANTED] with the same bf16 in both halves."""
     both = tl.inline_asm_elementwise(_BOTH_BF16, "=r,r", [values], dtype=tl.int32, is_pure=True, pack=1)
-    return _spread(both, ROWS, values.shape[1], WANTED)
+    return spread(both, ROWS, values.shape[1], WANTED)
 
 
 @triton.jit
@@ -290,7 +296,7 @@ def _assembled(
     asm: tl.constexpr = _assembly(CODE, AFFINE)
     PER: tl.constexpr = codes_an_element(CODE)
     if is_e2m1(CODE):
-        s = _spread(factor, ROWS, factor.shape[1], COLUMNS // PER)
+        s = spread(factor, ROWS, factor.shape[1], COLUMNS // PER)
     else:
         FACTOR: tl.constexpr = _E4M3_FACTOR if CODE == "e4m3" else 1.0
         s = _words(factor * FACTOR, ROWS, COLUMNS // PER)
@@ -334,9 +340,9 @@ def _plain(
         number = _iq4_nl(code)
     else:
         number = code.to(tl.float32) - half_range(CODE)
-    value = number * _spread(factor, ROWS, factor.shape[1], COLUMNS)
+    value = number * spread(factor, ROWS, factor.shape[1], COLUMNS)
     if is_affine(SCALES):
-        value += _spread(offset, ROWS, offset.shape[1], COLUMNS)
+        value += spread(offset, ROWS, offset.shape[1], COLUMNS)
     return value
 
 

@@ -149,6 +149,25 @@ def e2m1_words() -> str:
     return _block(lines)
 
 
+def halves() -> str:
+    """The two bf16 of a word, each in the lower half of another; the upper one is the same."""
+    return _block([".reg .b16 a, b;", "mov.b32 {a, b}, $2;", "mov.b32 $0, {a, a};", "mov.b32 $1, {b, b};"])
+
+
+def int_words(affine: bool) -> str:
+    """As `int_codes` with a low plane of 4 bits alone, of a word in the order of `formats/int_words.py`. The
+    lower half of the other input is the factor, the upper one the offset if `affine`."""
+    lines = [".reg .b32 t, one, centre, magic, factor, offset;", ".reg .b16 a, b;"]
+    lines += [f"mov.b32 one, {_ONE};", "mov.b32 centre, 0xc308c308;", f"mov.b32 magic, {_MAGIC};"]
+    # A multiplication can take one half twice.
+    lines += ["mov.b32 {a, b}, $9;", "mov.b32 factor, {a, a};"]
+    lines += ["mov.b32 offset, {b, b};" if affine else f"mov.b32 offset, {_MINUS_ZERO};"]
+    for pair in range(4):
+        lines += [f"shr.u32 t, $8, {4 * pair};", f"lop3.b32 t, t, 0x000f000f, magic, {_LUT_AND_OR};"]
+        lines += ["fma.rn.bf16x2 t, t, one, centre;", "fma.rn.bf16x2 t, t, factor, offset;", _out(pair)]
+    return _block(lines)
+
+
 # fp32 to the same bf16 in both halves of a word.
 BOTH_BF16 = "cvt.rn.bf16x2.f32 $0, $1, $1;"
 

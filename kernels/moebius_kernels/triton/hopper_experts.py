@@ -12,6 +12,7 @@ from moebius_kernels.activations import SILU, Activation
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.formats.dense import Dense
 from moebius_kernels.formats.e2m1_words import E2m1Words
+from moebius_kernels.formats.int_words import IntWords
 from moebius_kernels.registry import Backend, Query
 from moebius_kernels.router import Route
 from moebius_kernels.triton.admission import x_refusal
@@ -29,7 +30,7 @@ _FEWEST_PAIRS = 64
 def routed_experts(
     x: torch.Tensor, route: Route, weights: ExpertWeights, activation: Activation = SILU
 ) -> torch.Tensor:
-    """As the reference; x bf16, matrices all bf16 or all E2M1 words, widths multiples of `COLUMNS`."""
+    """As the reference; x bf16, matrices all bf16 or all words of one form, widths multiples of `COLUMNS`."""
     tokens, hidden = x.shape
     if not tokens:
         return torch.empty_like(x)
@@ -41,7 +42,7 @@ def routed_experts(
     middle = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
     gate, up = weights.gate_up[0], weights.gate_up[-1]
     gated = Gated(activation, up, inner if len(weights.gate_up) == 1 else 0)
-    multiply = words_gemm if isinstance(weights.down.format, E2m1Words) else bf16_gemm
+    multiply = words_gemm if isinstance(weights.down.format, E2m1Words | IntWords) else bf16_gemm
     multiply(
         x.contiguous(), gate, middle, alignment, pairs_of_x=top_k, bias=weights.gate_up_bias, gated=gated
     )
@@ -62,8 +63,8 @@ def _admits(query: Query) -> str | None:
     if reason := x_refusal(query) or columns_refusal(query):
         return reason
     form = query.arguments["weights"]["down"].format
-    if form != Dense(torch.bfloat16) and not isinstance(form, E2m1Words):
-        return f"it multiplies bf16 and E2M1 words, not {form.name}"
+    if form != Dense(torch.bfloat16) and not isinstance(form, E2m1Words | IntWords):
+        return f"it multiplies bf16 and codes in words, not {form.name}"
     for matrix in query.matrices:
         if matrix.format != form:
             return f"matrices are in two forms, {matrix.format.name} and {form.name}"

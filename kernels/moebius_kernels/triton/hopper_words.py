@@ -1,4 +1,4 @@
-"""E2M1 words in the registers in which Hopper's products read their first operand: 64 rows, 16 a warp.
+"""Words of codes in the registers in which Hopper's products read their first operand: 64 rows, 16 a warp.
 
 The columns of a word are those that one lane has of such an operand: four lanes side by side have the four
 words of 32 columns, and each has two rows. So no number moves, which the compiler is told to hold to.
@@ -7,7 +7,7 @@ words of 32 columns, and each has two rows. So no number moves, which the compil
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from moebius_kernels.triton.decode_words import expanded, word_factors
+from moebius_kernels.triton.decode_words import columns_of_word, expanded, per_word, word_factors
 
 _TILE_ROWS, _COLUMNS = gl.constexpr(64), gl.constexpr(128)
 # The same text, in Gluon's language.
@@ -31,28 +31,44 @@ _FACTORS_OF = gl.constexpr(
 _SHARED_LANES = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]]
 _ONE_OF = gl.constexpr(gl.DistributedLinearLayout([[8, 0]], _SHARED_LANES, _WARPS, [], [64, 1]))
 _TWO_OF = gl.constexpr(gl.DistributedLinearLayout([[8, 0], [0, 1]], _SHARED_LANES, _WARPS, [], [64, 2]))
+_FOUR_OF = gl.constexpr(
+    gl.DistributedLinearLayout([[8, 0], [0, 1], [0, 2]], _SHARED_LANES, _WARPS, [], [64, 4])
+)
 
 
 @gluon.jit
-def chunks(words, factors, FIRST: gl.constexpr, CODE: gl.constexpr):
-    """Words [64, 8] and factors [64, 2] of each half of 128 columns, as `numbers` takes them.
+def chunks(
+    words, factors, FIRST: gl.constexpr, CODE: gl.constexpr, SCALES: gl.constexpr, GROUP: gl.constexpr
+):
+    """Words [64, 8] and factors [64, 2 or 1] of each half of 128 columns, as `numbers` takes them.
 
-    `words` int32 [rows, 16] and `factors` int32 [rows, 2 or 1] are in shared memory; rows from FIRST on.
+    `words` int32 [rows, 16] and `factors` int32 [rows, 4, 2 or 1] are in shared memory; rows from FIRST on.
     """
-    NVFP4: gl.constexpr = CODE == "nvfp4_words"
-    packed = factors.slice(FIRST, _TILE_ROWS, 0).load(_TWO_OF if NVFP4 else _ONE_OF)
-    found = _word_factors(packed, 2 if NVFP4 else 4, CODE, _TILE_ROWS, True)
+    OF_WORD: gl.constexpr = columns_of_word(CODE, SCALES, GROUP)
+    part = factors.slice(FIRST, _TILE_ROWS, 0)
+    if OF_WORD >= _COLUMNS:
+        packed = part.load(_ONE_OF)
+    elif 2 * OF_WORD == _COLUMNS:
+        packed = part.load(_TWO_OF)
+    else:
+        packed = part.load(_FOUR_OF)
+    found = _word_factors(packed, per_word(CODE, SCALES), CODE, _TILE_ROWS, True)
     own = words.slice(FIRST, _TILE_ROWS, 0).load(_WORDS_OF)
     early_words, late_words = own.reshape([_TILE_ROWS, 2, _COLUMNS // 16]).permute((0, 2, 1)).split()
-    early_factors, late_factors = found.reshape([_TILE_ROWS, 2, _COLUMNS // 64]).permute((0, 2, 1)).split()
+    if found.shape[1] > 1:
+        halves = found.reshape([_TILE_ROWS, 2, found.shape[1] // 2]).permute((0, 2, 1))
+        early_factors, late_factors = halves.split()
+    else:
+        early_factors, late_factors = found, found
     return (early_words, early_factors), (late_words, late_factors)
 
 
 @gluon.jit
-def numbers(chunk, CODE: gl.constexpr, MMA: gl.constexpr):
-    """bf16 [64, 64], 2^-8 of the numbers, as the first operand of products whose sums have the layout MMA."""
+def numbers(chunk, CODE: gl.constexpr, SCALES: gl.constexpr, MMA: gl.constexpr):
+    """bf16 [64, 64], the numbers (of E2M1 2^-8 of them), as the first operand of products whose sums have the
+    layout MMA."""
     words, factors = chunk
     words = gl.convert_layout(words, _CHUNK_OF, assert_trivial=True)
     factors = gl.convert_layout(factors, _FACTORS_OF, assert_trivial=True)
-    found = _expanded(words, factors, CODE, _TILE_ROWS, _COLUMNS // 2, True, True)
+    found = _expanded(words, factors, CODE, SCALES, _TILE_ROWS, _COLUMNS // 2, True, True)
     return gl.convert_layout(found, gl.DotOperandLayout(0, MMA, 2), assert_trivial=True)

@@ -9,6 +9,7 @@ from moebius_kernels.formats.e2m1_words import E2m1Words
 from moebius_kernels.formats.format import Format, StoredMatrix
 from moebius_kernels.formats.fp8 import Fp8
 from moebius_kernels.formats.int_group import IntGroup
+from moebius_kernels.formats.int_words import IntWords
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.planes import Planes
@@ -60,6 +61,15 @@ def layout_of(format: Format, columns: int) -> Layout | str:
             return Layout("bf16", codes=("data", torch.bfloat16))
         case E2m1Words():
             return _e2m1(format.base, columns, "_words")
+        case IntWords(group=group, centred=centred):
+            layout = Layout(
+                "int4_words",
+                "centred" if centred else "number",
+                group,
+                codes=("data", torch.int32),
+                scale=("scale", torch.int32),
+            )
+            return _words(columns, layout)
         case Nvfp4() | Mxfp4():
             return _e2m1(format, columns, "")
         case Fp8(block_rows=rows, block_columns=block_columns):

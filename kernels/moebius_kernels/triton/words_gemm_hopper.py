@@ -1,4 +1,4 @@
-"""The experts' product of bf16 activations and E2M1 words for Hopper, with a division of labour.
+"""The experts' product of bf16 activations and codes in words for Hopper, with a division of labour.
 
 Four warps fetch: codes by TMA, factors and the rows of tokens by copies that gather them, rows in the order
 of the experts by TMA. Two groups of four expand codes in registers, where the tensor cores read them, and
@@ -18,11 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from moebius_kernels.formats.e2m1_words import SCALED
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.launch import launch
 from moebius_kernels.triton.align import Alignment
 from moebius_kernels.triton.decode import accumulator_factor
+from moebius_kernels.triton.decode_words import columns_of_word, words_of_row
 from moebius_kernels.triton.gemm import Gated, activation_of, layout_for
 from moebius_kernels.triton.hopper_tiles import (
     FETCHING_REGISTERS,
@@ -46,7 +46,6 @@ COLUMNS = 128
 _TOKENS, _HALF, _ROWS = gl.constexpr(TOKENS), gl.constexpr(TOKENS // 2), gl.constexpr(128)
 _SHARE = gl.constexpr(64)
 _COLUMNS, _CHUNK, _WORDS = gl.constexpr(COLUMNS), gl.constexpr(COLUMNS // 2), gl.constexpr(COLUMNS // 8)
-_SCALED = gl.constexpr(SCALED)
 # The same text, in Gluon's language.
 _activate = gluon.jit(activate.fn)
 _W_TILE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=2))
@@ -64,7 +63,7 @@ def words_gemm(
     bias: torch.Tensor | None = None,
     gated: Gated | None = None,
 ) -> None:
-    """As `bf16_gemm_hopper.bf16_gemm`, the matrix in the form `E2m1Words`; C is a multiple of 64."""
+    """As `bf16_gemm_hopper.bf16_gemm`, the matrix as `E2m1Words` or `IntWords`; C is a multiple of 64."""
     columns = matrix.shape[-1]
     width = y.shape[1]
     layout = layout_for(matrix)
@@ -81,9 +80,9 @@ def words_gemm(
         x, x if pairs_of_x else row_tiles(x), *codes, *scales, *row_scales, y, y if bias is None else bias,
         alignment.sorted_pairs, alignment.tiles,
         work, matrix.shape[-2], 0 if gated is None else gated.up_row,
-        N=width, C=columns, CODE=layout.code, ROW_SCALE=layout.row_scale is not None,
-        ACTIVATION=name, LIMIT=limit, ALPHA=alpha, BIAS=bias is not None,
-        PAIRS_OF_X=pairs_of_x, HEIGHT=height, num_warps=4, maxnreg=REGISTERS,
+        N=width, C=columns, CODE=layout.code, SCALES=layout.scales, GROUP=layout.group,
+        ROW_SCALE=layout.row_scale is not None, ACTIVATION=name, LIMIT=limit, ALPHA=alpha,
+        BIAS=bias is not None, PAIRS_OF_X=pairs_of_x, HEIGHT=height, num_warps=4, maxnreg=REGISTERS,
     )  # fmt: skip
 
 
@@ -96,14 +95,15 @@ def _tiles_of(codes: torch.Tensor) -> TensorDescriptor:
 def _words_gemm(
     x, x_rows, codes, up_codes, scale, up_scale, row_scale, up_row_scale, y, bias, sorted_pairs, tiles,
     work, rows_of_slot, up_row,
-    N: gl.constexpr, C: gl.constexpr, CODE: gl.constexpr, ROW_SCALE: gl.constexpr,
-    ACTIVATION: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, BIAS: gl.constexpr,
-    PAIRS_OF_X: gl.constexpr, HEIGHT: gl.constexpr,
+    N: gl.constexpr, C: gl.constexpr, CODE: gl.constexpr, SCALES: gl.constexpr, GROUP: gl.constexpr,
+    ROW_SCALE: gl.constexpr, ACTIVATION: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr,
+    BIAS: gl.constexpr, PAIRS_OF_X: gl.constexpr, HEIGHT: gl.constexpr,
 ):  # fmt: skip
     """HEIGHT rows of y at a time. A step takes 128 columns of x and of 256 rows, gate and up rows or only
     these. `x_rows`: the descriptor of x, if its rows are in order."""
-    # Words of factors that a row has for a step.
-    FACTORS: gl.constexpr = 2 if CODE == "nvfp4_words" else 1
+    # Columns that a word of factors is for, and words that a row has for a step.
+    OF_WORD: gl.constexpr = columns_of_word(CODE, SCALES, GROUP)
+    FACTORS: gl.constexpr = _COLUMNS // OF_WORD if OF_WORD < _COLUMNS else 1
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [2 * STAGES, _TOKENS, _CHUNK], TILE)
     w_tiles = gl.allocate_shared_memory(gl.int32, [STAGES, 2 * _ROWS, _WORDS], _W_TILE)
     s_tiles = gl.allocate_shared_memory(gl.int32, [STAGES, 2 * _ROWS, FACTORS], _PLAIN)
@@ -126,17 +126,17 @@ def _words_gemm(
                 _multiply,
                 (
                     0, places, memory, wanted,
-                    N, C, CODE, ROW_SCALE, ACTIVATION, LIMIT, ALPHA, BIAS, PAIRS_OF_X, HEIGHT,
+                    N, C, CODE, SCALES, GROUP, ROW_SCALE, ACTIVATION, LIMIT, ALPHA, BIAS, PAIRS_OF_X, HEIGHT,
                 ),
             ),
             (
                 _multiply,
                 (
                     1, places, memory, wanted,
-                    N, C, CODE, ROW_SCALE, ACTIVATION, LIMIT, ALPHA, BIAS, PAIRS_OF_X, HEIGHT,
+                    N, C, CODE, SCALES, GROUP, ROW_SCALE, ACTIVATION, LIMIT, ALPHA, BIAS, PAIRS_OF_X, HEIGHT,
                 ),
             ),
-            (_fetch, (given, places, memory, N, C, FACTORS, PAIRS_OF_X, HEIGHT)),
+            (_fetch, (given, places, memory, N, C, OF_WORD, FACTORS, PAIRS_OF_X, HEIGHT)),
         ],
         [4, 4],
         [MULTIPLYING_REGISTERS, FETCHING_REGISTERS],
@@ -146,14 +146,15 @@ def _words_gemm(
 @gluon.jit
 def _fetch(
     given, places, memory,
-    N: gl.constexpr, C: gl.constexpr, FACTORS: gl.constexpr, PAIRS_OF_X: gl.constexpr, HEIGHT: gl.constexpr,
+    N: gl.constexpr, C: gl.constexpr, OF_WORD: gl.constexpr, FACTORS: gl.constexpr,
+    PAIRS_OF_X: gl.constexpr, HEIGHT: gl.constexpr,
 ):  # fmt: skip
     tiles, work, rows_of_slot, up_row = places
     x, x_rows, codes, up_codes, scale, up_scale, sorted_pairs = given
     x_tiles, w_tiles, s_tiles, full, empty = memory
     BLOCKS: gl.constexpr = (N + HEIGHT - 1) // HEIGHT
     # Words of factors that a row has.
-    WIDTH: gl.constexpr = (C + _SCALED - 1) // _SCALED * 2 * FACTORS
+    WIDTH: gl.constexpr = words_of_row(C, OF_WORD)
     BESIDE: gl.constexpr = gl.BlockedLayout([1, FACTORS], [32, 1], [4, 1], [1, 0])
     lane = gl.arange(0, _TOKENS, gl.SliceLayout(1, GATHERED))
     octet = gl.arange(0, _CHUNK, gl.SliceLayout(0, GATHERED))
@@ -199,10 +200,9 @@ def _fetch(
                         async_copy.async_copy_global_to_shared(x_tile, x_at + at)
                     else:
                         async_copy.async_copy_global_to_shared(x_tile, x_at + at, (at + octet < C)[None, :])
-                async_copy.async_copy_global_to_shared(s.slice(0, _ROWS, 0), scale_at + group * FACTORS)
-                async_copy.async_copy_global_to_shared(
-                    s.slice(_ROWS, _ROWS, 0), other_scale_at + group * FACTORS
-                )
+                word_at = column // OF_WORD
+                async_copy.async_copy_global_to_shared(s.slice(0, _ROWS, 0), scale_at + word_at)
+                async_copy.async_copy_global_to_shared(s.slice(_ROWS, _ROWS, 0), other_scale_at + word_at)
                 async_copy.mbarrier_arrive(ready, increment_count=False)
                 step += 1
 
@@ -210,9 +210,9 @@ def _fetch(
 @gluon.jit
 def _multiply(
     share: gl.constexpr, places, memory, wanted,
-    N: gl.constexpr, C: gl.constexpr, CODE: gl.constexpr, ROW_SCALE: gl.constexpr,
-    ACTIVATION: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, BIAS: gl.constexpr,
-    PAIRS_OF_X: gl.constexpr, HEIGHT: gl.constexpr,
+    N: gl.constexpr, C: gl.constexpr, CODE: gl.constexpr, SCALES: gl.constexpr, GROUP: gl.constexpr,
+    ROW_SCALE: gl.constexpr, ACTIVATION: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr,
+    BIAS: gl.constexpr, PAIRS_OF_X: gl.constexpr, HEIGHT: gl.constexpr,
 ):  # fmt: skip
     """Of each tile half of the rows: of gate and up rows 64 each, else 128."""
     tiles, work, rows_of_slot, up_row = places
@@ -236,12 +236,14 @@ def _multiply(
             elif last - first > _HALF:
                 _tile(
                     share, step, begin, up_row, slot, first, last, column, memory, wanted,
-                    N, STEPS, CODE, ROW_SCALE, ACTIVATION, LIMIT, ALPHA, BIAS, PAIRS_OF_X, HEIGHT, _TOKENS,
+                    N, STEPS, CODE, SCALES, GROUP, ROW_SCALE, ACTIVATION, LIMIT, ALPHA, BIAS, PAIRS_OF_X,
+                    HEIGHT, _TOKENS,
                 )  # fmt: skip
             else:
                 _tile(
                     share, step, begin, up_row, slot, first, last, column, memory, wanted,
-                    N, STEPS, CODE, ROW_SCALE, ACTIVATION, LIMIT, ALPHA, BIAS, PAIRS_OF_X, HEIGHT, _HALF,
+                    N, STEPS, CODE, SCALES, GROUP, ROW_SCALE, ACTIVATION, LIMIT, ALPHA, BIAS, PAIRS_OF_X,
+                    HEIGHT, _HALF,
                 )  # fmt: skip
             step += STEPS
         slot, first, last = next_slot, next_first, next_last
@@ -250,9 +252,9 @@ def _multiply(
 @gluon.jit
 def _tile(
     share: gl.constexpr, step, begin, up_row, slot, first, last, column, memory, wanted,
-    N: gl.constexpr, STEPS: gl.constexpr, CODE: gl.constexpr, ROW_SCALE: gl.constexpr,
-    ACTIVATION: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, BIAS: gl.constexpr,
-    PAIRS_OF_X: gl.constexpr, HEIGHT: gl.constexpr, TOKENS: gl.constexpr,
+    N: gl.constexpr, STEPS: gl.constexpr, CODE: gl.constexpr, SCALES: gl.constexpr, GROUP: gl.constexpr,
+    ROW_SCALE: gl.constexpr, ACTIVATION: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr,
+    BIAS: gl.constexpr, PAIRS_OF_X: gl.constexpr, HEIGHT: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
     """TOKENS of the tile, which has no more."""
     x_tiles, w_tiles, s_tiles, full, empty = memory
@@ -269,20 +271,20 @@ def _tile(
             # Copies of the gathering threads are not the tensor cores' own.
             fence_async_shared()
         w, s = w_tiles.index(stage), s_tiles.index(stage)
-        own = chunks(w, s, ONE, CODE)
-        others = chunks(w, s, OTHER, CODE)
+        own = chunks(w, s, ONE, CODE, SCALES, GROUP)
+        others = chunks(w, s, OTHER, CODE, SCALES, GROUP)
         early = x_tiles.index(2 * stage).slice(0, TOKENS, 0).permute((1, 0))
         late = x_tiles.index(2 * stage + 1).slice(0, TOKENS, 0).permute((1, 0))
         # Products read their registers until they are over.
-        a = numbers(own[0], CODE, MMA)
+        a = numbers(own[0], CODE, SCALES, MMA)
         one = warpgroup_mma(a, early, one, is_async=True)
-        b = numbers(others[0], CODE, MMA)
+        b = numbers(others[0], CODE, SCALES, MMA)
         other = warpgroup_mma(b, early, other, is_async=True)
         one, a = warpgroup_mma_wait(1, (one, a))
-        a = numbers(own[1], CODE, MMA)
+        a = numbers(own[1], CODE, SCALES, MMA)
         one = warpgroup_mma(a, late, one, is_async=True)
         other, b = warpgroup_mma_wait(1, (other, b))
-        b = numbers(others[1], CODE, MMA)
+        b = numbers(others[1], CODE, SCALES, MMA)
         other = warpgroup_mma(b, late, other, is_async=True)
         one, other, a, b = warpgroup_mma_wait(0, (one, other, a, b))
         mbarrier.arrive(empty.index(stage), count=1)

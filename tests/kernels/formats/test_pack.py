@@ -5,13 +5,15 @@ import math
 import pytest
 import torch
 
+from moebius_kernels.formats import e2m1_words, int_words
 from moebius_kernels.formats.dense import dense
-from moebius_kernels.formats.e2m1_words import PLACES, from_words, to_words
 from moebius_kernels.formats.format import StoredMatrix
 from moebius_kernels.formats.ggml import GGML_TYPES, Ggml
+from moebius_kernels.formats.int_group import IntGroup
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import pack, packed_format
+from moebius_kernels.formats.words import from_words, to_words
 from tests.kernels.formats.ggml_bytes import DEVICE, random_bytes, stored
 
 PACKED = sorted(GGML_TYPES)
@@ -23,7 +25,7 @@ def test_kernels_read_all_types():
 
 # Bits of a number of types that are read as codes of 4 to 8 bits: an upper limit, and more than in the file.
 BITS = {
-    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q1_0"), 4.13),
+    **{"TQ1_0": 4.13, "TQ2_0": 4.13, "Q1_0": 4.26},
     **{"IQ1_S": 5.38, "IQ1_M": 5.63, "IQ2_XXS": 8.5, "IQ2_XS": 9, "IQ2_S": 9, "IQ3_XXS": 6.38, "IQ3_S": 5.38},
 }
 
@@ -31,7 +33,7 @@ BITS = {
 # Relative to the largest number of 32. Factors and offsets in bf16 err by 2^-9 each, minima that are
 # subtracted in another order by fp32's rounding, the rest not at all.
 ROUNDED = {"Q4_1": 2**-8, "Q5_1": 2**-8, "Q4_K": 2**-8, "Q5_K": 2**-8, "Q2_K": 2**-20}
-ROUNDED |= dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S"), 2**-8)
+ROUNDED |= dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "Q4_0", "TQ1_0", "TQ2_0", "Q1_0"), 2**-8)
 
 
 @pytest.mark.parametrize("type_", PACKED)
@@ -53,7 +55,8 @@ def numberless(numbers, scale):
 
 @pytest.mark.parametrize("type_", PACKED)
 def test_packed_is_hardly_larger(type_):
-    matrix = stored(type_, random_bytes(type_, rows=6, blocks=4))
+    # Rows of factors in words are for whole columns of 256, or 512.
+    matrix = stored(type_, random_bytes(type_, rows=6, blocks=16))
     most = BITS[type_.name] / 8 * math.prod(matrix.shape) if type_.name in BITS else 1.12 * matrix.nbytes
     assert matrix.nbytes <= pack(matrix).nbytes <= most
 
@@ -86,7 +89,7 @@ def test_codes_in_words(format, columns):
     packed = pack(matrix)
     assert packed.format == packed_format(format)
     assert torch.equal(packed.dequantize().nan_to_num(-1), expected.nan_to_num(-1))
-    data = from_words(packed.parts["data"])
+    data = from_words(packed.parts["data"], e2m1_words.MOVES)
     # Kernels multiply what is beyond the last column by 0, so it has to be a number.
     assert not data[..., columns // 2 :].any()
     assert not packed.parts["scale"][..., columns // format.column_block :].any()
@@ -96,14 +99,49 @@ def test_codes_in_words(format, columns):
     assert pack(packed) is packed
 
 
-def test_where_codes_are_in_words():
+@pytest.mark.parametrize("columns", [32, 88, 160, 416, 512])
+@pytest.mark.parametrize("zero_point", [False, True])
+@pytest.mark.parametrize("group", [32, 64, 128, 256, None])
+def test_integers_in_words(group, zero_point, columns):
+    """All codes at all places, and rows that fill neither the last word nor the last group."""
+    matrix = StoredMatrix.empty(IntGroup(4, group, zero_point, torch.float16), (3, 64, columns), DEVICE)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    for part in matrix.parts.values():
+        if part.dtype == torch.uint8:
+            part.random_(0, 256, generator=generator)
+        else:
+            # Numbers of bf16, and so are products of a few bits each.
+            part.copy_(torch.randint(1, 16, part.shape, generator=generator, device=DEVICE) / 64)
+    if zero_point:
+        matrix.parts["zero"].remainder_(16)
+    packed = pack(matrix)
+    assert packed.format == packed_format(matrix.format)
+    assert torch.equal(packed.dequantize(), matrix.dequantize())
+    data = from_words(packed.parts["data"], int_words.MOVES)
+    assert torch.equal(data[..., : columns // 2], matrix.parts["data"])
+    assert not data[..., columns // 2 :].any()
+    items = matrix.parts["scale"].shape[-1] * (2 if packed.format.centred else 1)
+    assert not packed.parts["scale"][..., items:].any()
+    # Rows of codes are copied by 16 bytes, those of factors by words.
+    assert packed.parts["data"].stride(-2) % 16 == 0
+    assert packed.parts["scale"].stride(-2) % 2 == 0
+    assert packed.nbytes < (1.07 if columns == 512 else 2.6) * matrix.nbytes
+    assert pack(packed) is packed
+
+
+def test_small_groups_of_integers_stay_as_they_are():
+    for form in (IntGroup(4, 16, True, torch.float16), IntGroup(4, 96, False, torch.float16)):
+        assert packed_format(form) == form
+
+
+@pytest.mark.parametrize("moves", [e2m1_words.MOVES, int_words.MOVES], ids=["e2m1", "int"])
+def test_where_codes_are_in_words(moves):
     """One code in a row of zeros, by the description of the form."""
     for column in range(32):
         data = torch.zeros(1, 16, dtype=torch.uint8)
         data[0, column // 2] = 0b1111 << 4 * (column % 2)
-        [word] = to_words(data).view(torch.int32).tolist()
-        places = PLACES[column // 8]
-        bits = sum(1 << place for place in places) << 16 * (column % 2)
+        [word] = to_words(data, moves).view(torch.int32).tolist()
+        bits = sum(mask << shift for shift, mask in moves[column // 8]) << 16 * (column % 2)
         assert [one & 0xFFFFFFFF for one in word] == [
             bits if index == column % 8 // 2 else 0 for index in range(4)
         ]

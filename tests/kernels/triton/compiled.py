@@ -12,6 +12,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
+from moebius_kernels.triton.decode import load_tile
+from moebius_kernels.triton.decode_words import word_factors
 from moebius_kernels.triton.grouped_gemm import grouped_gemm
 from moebius_kernels.triton.layouts import Layout, layout_of
 from tests.kernels.triton.matrices import FORMATS
@@ -45,7 +47,9 @@ def compiled(name: str) -> dict[str, int]:
 def constants() -> str:
     """All that Triton knows the product by, besides the text of its functions."""
     assert grouped_gemm.cache_key
-    return str([value for value, _ in grouped_gemm.used_global_vals.values()])
+    # Keys of functions that it calls are part of its own.
+    functions = (grouped_gemm, load_tile, word_factors)
+    return str([value for one in functions for value, _ in one.used_global_vals.values()])
 
 
 def _copies(product: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ from moebius_kernels.calls import shapes_of
 from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.formats.e2m1_words import E2m1Words
 from moebius_kernels.formats.format import Format, StoredMatrix
+from moebius_kernels.formats.int_words import IntWords
 from moebius_kernels.formats.mxfp4 import Mxfp4
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.registry import Backend, Device, Query, TokenRange, refusal
@@ -38,22 +39,34 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def _word_factors(words: torch.Tensor, per: int, code: str, rows: int, asm: bool) -> torch.Tensor:
     """As `decode_words.word_factors` has them without ASM: the bits, one factor's or two's each."""
+    if per == 1:
+        return words
     shift = torch.arange(per) * (32 // per)
     return (words.long()[:, :, None] >> shift & (1 << 32 // per) - 1).reshape(rows, -1)
 
 
 def _expanded(
-    words: torch.Tensor, factors: torch.Tensor, code: str, rows: int, columns: int, asm: bool, in_order: bool
+    words: torch.Tensor,
+    factors: torch.Tensor,
+    code: str,
+    scales: str,
+    rows: int,
+    columns: int,
+    asm: bool,
+    in_order: bool,
 ) -> torch.Tensor:
-    """By the format itself: a small matrix of these words, times 2^-8 as with ASM."""
-    form = NVFP4 if code == "nvfp4_words" else MXFP4
-    scale = torch.stack((factors & 255, factors >> 8), -1).flatten(1) if form is NVFP4 else factors
-    parts = {
-        "data": words.as_subclass(torch.Tensor).contiguous().view(torch.uint8),
-        "scale": scale.as_subclass(torch.Tensor).to(torch.uint8),
-        "row_scale": torch.ones(rows),
-    }
-    return (form.dequantize(parts, columns) / 256).bfloat16()
+    """By the format itself: a small matrix of these words, of E2M1 times 2^-8 as with ASM."""
+    factors = factors.as_subclass(torch.Tensor)
+    data = words.as_subclass(torch.Tensor).contiguous().view(torch.uint8)
+    if code == "int4_words":
+        form = IntWords(columns // factors.shape[1], scales == "centred")
+        pairs = factors.int().contiguous().view(torch.bfloat16)
+        scale = pairs if form.centred else pairs[..., 0::2]
+        return form.dequantize({"data": data, "scale": scale}, columns).bfloat16()
+    e2m1 = NVFP4 if code == "nvfp4_words" else MXFP4
+    scale = torch.stack((factors & 255, factors >> 8), -1).flatten(1) if e2m1 is NVFP4 else factors
+    parts = {"data": data, "scale": scale.to(torch.uint8), "row_scale": torch.ones(rows)}
+    return (e2m1.dequantize(parts, columns) / 256).bfloat16()
 
 
 def reason(

@@ -7,7 +7,18 @@ from moebius_kernels.triton import decode_asm
 from tests.without_interpreter import told
 
 # One of each way to expand codes.
-NAMES = ("bf16", "nvfp4_words", "mxfp4_words", "int4_zero", "q5_k", "q6_k", "iq4_xs", "fp8_block")
+NAMES = (
+    "bf16",
+    "nvfp4_words",
+    "mxfp4_words",
+    "int4_words",
+    "int4_zero",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "iq4_xs",
+    "fp8_block",
+)
 # A warp's 16 rows by 128 columns, 16 at a time.
 STEP = 8
 
@@ -36,13 +47,20 @@ def test_expanded_numbers_stay_until_products_have_read_them(products, name):
     assert products[name]["under_way"] == 0
 
 
-@pytest.mark.parametrize("name", ["nvfp4_words", "mxfp4_words"])
+@pytest.mark.parametrize("name", ["nvfp4_words", "mxfp4_words", "int4_words", "q4_k"])
 def test_words_are_in_the_registers_that_products_of_four_warps_read(products, name):
     assert products[name]["copies_of_products"] == 0
 
 
 @pytest.mark.parametrize(
-    "text", [decode_asm.int_codes(4, 1, True), decode_asm.e4m3_codes(), decode_asm.word_factors("e4m3", 2)]
+    "text",
+    [
+        decode_asm.int_codes(4, 1, True),
+        decode_asm.e4m3_codes(),
+        decode_asm.word_factors("e4m3", 2),
+        decode_asm.int_words(True),
+        decode_asm.halves(),
+    ],
 )
 def test_other_instructions_make_other_kernels(found, text):
     """Else a cache would go on with those that were compiled from older ones."""

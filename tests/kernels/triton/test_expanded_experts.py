@@ -16,6 +16,7 @@ from moebius_kernels.triton.expanded_experts import BACKENDS, routed_experts
 from tests.kernels.triton.hopper_world import DEVICE, reason, simulated
 
 TOLERANCE = 8e-3
+FORMS = ("q4_k", "int4", "int4_words", "fp8_block", "mxfp4")
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -39,11 +40,11 @@ def experts(*gate_up, down):
 @pytest.mark.parametrize(
     "weights",
     [
-        *({"gate_up": [(form, 512)], "down": (form, 256)} for form in ("q4_k", "int4", "fp8_block", "mxfp4")),
+        *({"gate_up": [(form, 512)], "down": (form, 256)} for form in FORMS),
         # As files in GGUF have them: apart, and down in another form.
         {"gate_up": [("q4_k", 256), ("q4_k", 256)], "down": ("q6_k", 256)},
     ],
-    ids=["q4_k", "int4", "fp8_block", "mxfp4", "gguf"],
+    ids=[*FORMS, "gguf"],
 )
 def test_experts_are_those_of_their_slots(weights):
     weights = experts(*weights["gate_up"], down=weights["down"])

@@ -47,7 +47,7 @@ def test_near_token_counts_are_served_and_far_ones_follow_the_rules():
     assert expert_tiling(8, UNKNOWN) == rules(8, UNKNOWN)
 
 
-@pytest.mark.parametrize("code", ["bf16", "nvfp4_words", "e4m3"])
+@pytest.mark.parametrize("code", ["bf16", "nvfp4_words", "int4_words", "e4m3"])
 @pytest.mark.parametrize("tokens", [1, 2, 16, 100, 1000, 20_000])
 def test_tiles_of_both_products_agree(code, tokens):
     tiling = rules(tokens, ExpertShape(code, "int4", 128, 8, 2048, 768))

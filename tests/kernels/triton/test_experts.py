@@ -90,7 +90,7 @@ def test_every_cut(tokens, tiling):
     check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
 
 
-@pytest.mark.parametrize("format", ["nvfp4", "fp8_block", "int4", "q6_k"])
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_block", "int4", "int4_words", "q6_k"])
 def test_ragged_columns(format):
     """Widths that no tile of columns divides, and fewer scales than a tile of rows has."""
     form = FORMATS[format]
@@ -102,7 +102,19 @@ def test_ragged_columns(format):
     check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
 
 
-@pytest.mark.parametrize("format", ["nvfp4_words", "mxfp4_words"])
+@pytest.mark.parametrize(
+    "format",
+    [
+        "nvfp4_words",
+        "mxfp4_words",
+        "int4_words",
+        "int4_zero_words",
+        "int4_row_words",
+        "q4_0",
+        "q4_k",
+        "tq1_0",
+    ],
+)
 @pytest.mark.parametrize(
     ("tokens", "columns", "splits", "width", "parts"),
     [

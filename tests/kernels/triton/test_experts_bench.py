@@ -10,7 +10,7 @@ from tests.bench import gpu_experts
 from tests.kernels.triton.matrices import FORMATS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SMALL = ExpertProduct(FORMATS["q4_0"], FORMATS["q4_0"], 32, 4, 64, 32)
+SMALL = ExpertProduct(FORMATS["q4_0"], FORMATS["q4_0"], 32, 4, 256, 256)
 
 
 def counts(trials: gpu_experts.ExpertTrials, tokens: int, seed: int = 0) -> torch.Tensor:
@@ -41,8 +41,8 @@ def test_a_row_has_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = gpu_experts.measure([("small", "q4_0")], [1], ["uniform", "zipf"])
     assert (one.routing, two.routing) == ("uniform", "zipf")
     assert one.hit == SMALL.top_k
-    # Nibbles, and an fp16 for each 32 of them.
-    nbytes = 4 * 3 * 64 * 32 * 18 / 32
+    # Nibbles, and a bf16 for each 32 of them.
+    nbytes = 4 * 3 * 256 * 256 * 18 / 32
     assert one.least == pytest.approx(1e6 * nbytes / gpu_experts.BANDWIDTH)
     assert one.error < 6e-3
     assert f"({one.least / 2.5:4.0%})" in gpu_experts.line(one)
@@ -55,7 +55,9 @@ def test_a_row_has_its_floor(monkeypatch: pytest.MonkeyPatch) -> None:
         ("nvfp4_words", 1024, ["triton_hopper"]),
         ("bf16", 8192, ["triton_hopper"]),
         ("mxfp4_words", 8192, ["triton_hopper", "triton_expanded"]),
-        ("q4_k", 8192, ["triton_expanded"]),
+        ("q4_k", 1024, ["triton_hopper"]),
+        ("int4_words", 8192, ["triton_hopper", "triton_expanded"]),
+        ("q6_k", 8192, ["triton_expanded"]),
     ],
 )
 def test_rows_are_of_what_a_preflight_tries(monkeypatch: pytest.MonkeyPatch, form, tokens, others) -> None:

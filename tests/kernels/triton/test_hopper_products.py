@@ -9,6 +9,8 @@ from moebius_kernels.experts import ExpertWeights
 from moebius_kernels.experts import routed_experts as reference
 from moebius_kernels.formats.dense import Dense
 from moebius_kernels.formats.fp8 import Fp8
+from moebius_kernels.formats.int_group import IntGroup
+from moebius_kernels.formats.int_words import ROW, IntWords
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.random_matrix import random_matrix
 from moebius_kernels.registry import TokenRange
@@ -25,6 +27,7 @@ from tests.kernels.triton.hopper_world import DEVICE, MXFP4, NVFP4, reason, simu
 LIMIT = 6e-3
 # And, in FP8, codes are moved to their neighbours: by sums in another order, on a GPU by sums of 14 bits.
 FP8_LIMIT = 2e-2 if DEVICE.type == "cuda" else LIMIT
+INT4 = IntWords(128, centred=True)
 BF16, FP8 = Dense(torch.bfloat16), Fp8(128, 128, rounds_activations=True)
 
 on_the_machine = pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU runs the kernel itself")
@@ -66,16 +69,23 @@ def test_bf16():
     assert difference(y, reference(x.float(), route, weights)) < LIMIT
 
 
-@pytest.mark.parametrize("form", [NVFP4, MXFP4], ids=["nvfp4", "mxfp4"])
-@pytest.mark.parametrize("hidden", [256, 320])
+WORDS = {"nvfp4": NVFP4, "mxfp4": MXFP4} | {
+    "int4 32": IntWords(32, centred=False),
+    **{f"int4 {group} centred": IntWords(group, centred=True) for group in (32, 64, 128, 256, ROW)},
+}
+
+
+@pytest.mark.parametrize("form", WORDS.values(), ids=WORDS.keys())
+@pytest.mark.parametrize("hidden", [256, 320, 576])
 def test_words(form, hidden):
+    """A step has several groups, or a group several steps; the last of both may be ragged."""
     weights = make(form, 3, hidden, 192)
     x = draw(100, hidden, seed=4).bfloat16()
     route = topk_softmax(draw(100, 3, seed=5) + torch.tensor([3.0, 0.0, -1.0], device=DEVICE), 2)
     assert difference(routed_experts(x, route, weights), reference(x.float(), route, weights)) < LIMIT
 
 
-@pytest.mark.parametrize("form", [BF16, MXFP4], ids=["bf16", "mxfp4"])
+@pytest.mark.parametrize("form", [BF16, MXFP4, INT4], ids=["bf16", "mxfp4", "int4"])
 def test_biases_clamps_and_gate_and_up_apart(form):
     plain = make(form, 2, 192, 192, apart=True)
     biases = {"gate_up_bias": draw(2, 384, seed=6).bfloat16(), "down_bias": draw(2, 192, seed=7).bfloat16()}
@@ -143,7 +153,9 @@ def test_what_is_admitted():
         return reason(backend, form, TokenRange(first, 8192), **sizes)
 
     assert told(BF16) == told(NVFP4) == told(MXFP4) == "None"
+    assert told(INT4) == told(IntWords(32, centred=True)) == "None"
     assert "not nvfp4" in told(Nvfp4())
+    assert "not int4 g16" in told(IntGroup(4, 16, False, torch.bfloat16))
     assert "no multiple of 64" in told(BF16, inner=160)
     # Two experts a token: so many pairs for each of four that tiles are half full.
     assert "128 tokens and more" in told(BF16, first=127)

@@ -31,7 +31,7 @@ from moebius_kernels.triton.tune_ahead import Trial
 from moebius_kernels.tuning import DenseProduct, ExpertProduct
 from tests.kernels.triton.matrices import FORMATS
 
-FORMS = ("bf16", "fp8_block", "nvfp4_words", "mxfp4_words", "int4", "int4_zero", "q4_k", "q6_k")
+FORMS = ("bf16", "fp8_block", "nvfp4_words", "mxfp4_words", "int4", "int4_words", "int4_zero", "q4_k", "q6_k")
 # Specialised values: 1 and multiples of 16; pairs within a program, of one launch and of four.
 TOKENS = (1, 2, 8, 16, 40, 100, 600)
 EXPERTS = (
@@ -42,7 +42,9 @@ DENSE = (Tiling(8, 32, 128), Tiling(64, 64, 64, splits=3), Tiling(8, 16, 256, 2,
 WAYS = (
     ("bf16", hopper_experts.routed_experts),
     ("nvfp4_words", hopper_experts.routed_experts),
-    ("q4_k", expanded_experts.routed_experts),
+    ("int4_words", hopper_experts.routed_experts),
+    ("q4_k", hopper_experts.routed_experts),
+    ("q6_k", expanded_experts.routed_experts),
     (
         "fp8_block",
         partial(fp8_experts.tiled_experts, tiling=ExpertTiling(*[Tiling(128, 128, 128, 8, 4)] * 2)),

@@ -8,14 +8,14 @@ from moebius_kernels.formats.ggml import Ggml
 from moebius_kernels.formats.nvfp4 import Nvfp4
 from moebius_kernels.formats.pack import packed_format
 from moebius_worker.engine.models.parameters import Matrix, Place
-from moebius_worker.engine.weights.dummy import DummyWeights
+from moebius_worker.engine.weights.dummy import FORMS, DummyWeights
 from moebius_worker.engine.weights.load import plan_loading
 
 CPU = Place(torch.device("cpu"), torch.bfloat16)
 META = Place(torch.device("meta"), torch.bfloat16)
 
 
-@pytest.mark.parametrize("form", [Nvfp4(), Ggml(Type.Q4_0), Ggml(Type.Q4_K)])
+@pytest.mark.parametrize("form", [Nvfp4(), Ggml(Type.Q4_0), Ggml(Type.Q4_K), FORMS["int4"]])
 def test_packing_a_loaded_matrix(form) -> None:
     matrix = Matrix({"gate_proj": 64, "up_proj": 64}, 256, experts=3)
     slots = {f"{e}.{part}.weight": matrix.slot(part, e) for e in range(3) for part in matrix.parts}
@@ -28,8 +28,8 @@ def test_packing_a_loaded_matrix(form) -> None:
     values = matrix.blocks[0].dequantize()
     loading.pack()
     assert matrix.blocks[0].format == packed_format(form) != form
-    # Kernels take the factors of K-quants in bf16.
-    exact = not isinstance(form, Ggml) or form.type is Type.Q4_0
+    # Kernels take the factors of integers in bf16.
+    exact = isinstance(form, Nvfp4)
     torch.testing.assert_close(
         matrix.blocks[0].dequantize(), values, rtol=0, atol=0 if exact else float(values.abs().max()) / 100
     )

@@ -21,6 +21,7 @@ CONFIGS = Path(__file__).parents[2] / "data" / "configs"
         ("Qwen3-30B-A3B", "nvfp4", {}, {"_words_gemm", "_prefill_hopper"}),
         ("Qwen3-Next-80B-A3B", "bf16", {"num_experts": 128}, {"_bf16_gemm"}),
         ("gpt-oss-20b", "mxfp4", {}, {"_words_gemm", "_prefill_hopper"}),
+        ("Qwen3-30B-A3B", "q4_k", {}, {"_words_gemm", "_prefill_hopper"}),
         ("Qwen3-30B-A3B", "fp8", {"hidden_size": 1536}, {"_fp8_gemm", "_prefill_hopper"}),
     ],
 )
