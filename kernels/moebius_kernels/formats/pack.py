@@ -29,6 +29,8 @@ from moebius_kernels.formats.planes import Planes, pack_plane
 from moebius_kernels.formats.words import CODED, SCALED, to_words, whole_rows
 
 Parts = dict[str, torch.Tensor]
+# Of 4 bits, two in a byte; factors of groups, and offsets.
+Codes = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 # Rows that are packed at a time: the intermediate codes are eight times as large.
 _ROWS = 1 << 14
 
@@ -101,16 +103,18 @@ def _int_group(
     return target.parts_of(data, factor, None if zero is None else (8 - zero.float()) * factor)
 
 
-def _in_words(data: torch.Tensor, *, split: Callable[..., Parts], target: IntWords) -> Parts:
-    """Of blocks of codes of 4 bits what `split` gives, in words."""
-    parts = {name: part.flatten(1) for name, part in split(data).items()}
-    if "low" not in parts:
-        return target.parts_of(parts["data"], parts["scale"])
-    return target.parts_of(parts["low"], parts["scale"][:, 0::2], parts["scale"][:, 1::2])
+def _in_words(data: torch.Tensor, *, split: Callable[..., Codes], target: IntWords) -> Parts:
+    codes, factor, offset = split(data)
+    return target.parts_of(codes.flatten(1), factor.flatten(1), None if offset is None else offset.flatten(1))
 
 
-def _q4_0(data: torch.Tensor) -> Parts:
-    return {"data": pack_nibbles(fields(data[..., 2:], 16, NIBBLES)), "scale": _half(data, 0)}
+def _q4_0(data: torch.Tensor) -> Codes:
+    return pack_nibbles(fields(data[..., 2:], 16, NIBBLES)), _half(data, 0), None
+
+
+def _q4_1(data: torch.Tensor) -> Codes:
+    factor = _half(data, 0)
+    return pack_nibbles(fields(data[..., 4:], 16, NIBBLES)), factor, _offset(factor, _half(data, 2), 4)
 
 
 def _q8_0(data: torch.Tensor) -> Parts:
@@ -118,7 +122,7 @@ def _q8_0(data: torch.Tensor) -> Parts:
 
 
 def _legacy(data: torch.Tensor, *, bits: int, minimum: bool) -> Parts:
-    """Q4_1, Q5_0, Q5_1 and IQ4_NL: factor, perhaps minimum, perhaps fifth bits, nibbles."""
+    """Q5_0, Q5_1 and IQ4_NL: factor, perhaps minimum, perhaps fifth bits, nibbles."""
     parts = {"low": pack_plane(fields(data[..., -16:], 16, NIBBLES), 4), "scale": data[..., :2].contiguous()}
     if minimum:
         parts["scale"] = _centred(_half(data, 0), _half(data, 2), bits)
@@ -142,15 +146,23 @@ def _q3_k(data: torch.Tensor) -> Parts:
     }
 
 
-def _q45_k(data: torch.Tensor, *, bits: int) -> Parts:
-    factors, minima = factors_and_minima(data[..., 4:16])
-    parts = {
-        "low": pack_plane(fields(data[..., -128:], 32, NIBBLES), 4),
-        "scale": _centred(_half(data, 0) * factors, _half(data, 2) * -minima, bits),
+def _q4_k(data: torch.Tensor) -> Codes:
+    factor, minimum = _factor_and_minimum(data)
+    return pack_nibbles(fields(data[..., 16:], 32, NIBBLES)), factor, _offset(factor, minimum, 4)
+
+
+def _q5_k(data: torch.Tensor) -> Parts:
+    return {
+        "low": pack_plane(fields(data[..., 48:], 32, NIBBLES), 4),
+        "high": pack_plane(fields(data[..., 16:48], 32, BITS), 1),
+        "scale": _centred(*_factor_and_minimum(data), 5),
     }
-    if bits == 5:
-        parts["high"] = pack_plane(fields(data[..., 16:48], 32, BITS), 1)
-    return parts
+
+
+def _factor_and_minimum(data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of Q4_K and Q5_K, of each 32 columns."""
+    factors, minima = factors_and_minima(data[..., 4:16])
+    return _half(data, 0) * factors, _half(data, 2) * -minima
 
 
 def _q6_k(data: torch.Tensor) -> Parts:
@@ -171,11 +183,11 @@ def _iq4_xs(data: torch.Tensor) -> Parts:
     }
 
 
-def _ternary(data: torch.Tensor, *, type: Type) -> Parts:
+def _ternary(data: torch.Tensor, *, type: Type) -> Codes:
     """TQ1_0, TQ2_0 and Q1_0: numbers are 1, 0 or -1 times their block's factor; in TQ2_0 2 could be, too."""
     factor = _half(data, {Type.TQ1_0: 52, Type.TQ2_0: 64, Type.Q1_0: 0}[type])
     codes = torch.where(factor == 0, 0.0, DECODERS[type](data) / factor).int() + 8
-    return {"data": pack_nibbles(codes.to(torch.uint8)), "scale": factor}
+    return pack_nibbles(codes.to(torch.uint8)), factor, None
 
 
 def _looked_up(data: torch.Tensor, *, type: Type, bits: int) -> Parts:
@@ -196,9 +208,13 @@ def _iq2(data: torch.Tensor, *, type: Type) -> Parts:
 
 
 def _centred(factor: torch.Tensor, minimum: torch.Tensor, bits: int) -> torch.Tensor:
-    """Factors and offsets of codes minus half their range, alternating."""
-    offset = minimum + (1 << bits - 1) * factor
-    return torch.stack((factor, offset), -1).flatten(-2).bfloat16()
+    """Factors and offsets, alternating."""
+    return torch.stack((factor, _offset(factor, minimum, bits)), -1).flatten(-2).bfloat16()
+
+
+def _offset(factor: torch.Tensor, minimum: torch.Tensor, bits: int) -> torch.Tensor:
+    """Of codes minus half their range."""
+    return minimum + (1 << bits - 1) * factor
 
 
 def _half(data: torch.Tensor, start: int) -> torch.Tensor:
@@ -213,7 +229,7 @@ _LOOKED_UP = ((Type.IQ1_S, 5, 32), (Type.IQ1_M, 5, 16), (Type.IQ3_XXS, 6, 32), (
 _IQ2 = ((Type.IQ2_XXS, 32), (Type.IQ2_XS, 16), (Type.IQ2_S, 16))
 
 
-def _words(target: IntWords, split: Callable[..., Parts]) -> _Packer:
+def _words(target: IntWords, split: Callable[..., Codes]) -> _Packer:
     return target, partial(_in_words, split=split, target=target)
 
 
@@ -225,7 +241,7 @@ _PACKERS: Mapping[Type, _Packer] = MappingProxyType(
     {
         Type.Q4_0: _words(IntWords(32, centred=False), _q4_0),
         Type.Q8_0: (IntGroup(8, 32, False, torch.float16), _q8_0),
-        Type.Q4_1: _words(IntWords(32, centred=True), partial(_legacy, bits=4, minimum=True)),
+        Type.Q4_1: _words(IntWords(32, centred=True), _q4_1),
         Type.Q5_0: (Planes("q5_0", 4, 1, 32, "number"), partial(_legacy, bits=5, minimum=False)),
         Type.Q5_1: (Planes("q5_1", 4, 1, 32, "centred"), partial(_legacy, bits=5, minimum=True)),
         Type.IQ4_NL: (
@@ -234,8 +250,8 @@ _PACKERS: Mapping[Type, _Packer] = MappingProxyType(
         ),
         Type.Q2_K: (Planes("q2_k", 2, 0, 16, "super_nibble"), _q2_k),
         Type.Q3_K: (Planes("q3_k", 2, 1, 16, "super"), _q3_k),
-        Type.Q4_K: _words(IntWords(32, centred=True), partial(_q45_k, bits=4)),
-        Type.Q5_K: (Planes("q5_k", 4, 1, 32, "centred"), partial(_q45_k, bits=5)),
+        Type.Q4_K: _words(IntWords(32, centred=True), _q4_k),
+        Type.Q5_K: (Planes("q5_k", 4, 1, 32, "centred"), _q5_k),
         Type.Q6_K: (Planes("q6_k", 4, 2, 16, "super"), _q6_k),
         Type.IQ4_XS: (Planes("iq4_xs", 4, 0, 32, "super", table=True), _iq4_xs),
         # Larger than in the files, so that the same kernels read them.

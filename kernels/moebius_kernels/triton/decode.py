@@ -106,7 +106,7 @@ def _assemblies() -> dict[tuple[str, bool], str]:
 # By code, and whether there are offsets.
 _ASSEMBLY = _assemblies()
 # Triton knows a compiled kernel by the constants that its functions name, and not by what they look up.
-_LOOKED_UP = tl.constexpr(repr((_BITS, _ASSEMBLY)))
+_LOOKED_UP = tl.constexpr(repr((CODED, _BITS, _ASSEMBLY)))
 
 
 @triton.constexpr_function

@@ -15,13 +15,13 @@ from moebius_kernels.triton import decode_asm
 
 _INFINITE = tl.constexpr(INFINITE)
 # By code, and what its factors are.
-_CODES = {
+_EXPANSIONS = {
     ("nvfp4_words", "byte"): decode_asm.e2m1_words(),
     ("mxfp4_words", "byte"): decode_asm.e2m1_words(),
     ("int4_words", "number"): decode_asm.int_words(False),
     ("int4_words", "centred"): decode_asm.int_words(True),
 }
-# How many of them a word has: NVFP4's two of 32 columns, and a factor and its offset, count as one.
+# Factors in a word of these: NVFP4's two of 32 columns, and a factor and its offset, count as one.
 _PER_WORD = {
     ("nvfp4_words", "byte"): 2,
     ("mxfp4_words", "byte"): 4,
@@ -37,7 +37,7 @@ _FACTORS = {
     ("int4_words", 2): decode_asm.halves(),
 }
 # As in `decode.py`.
-_LOOKED_UP = tl.constexpr(repr((_CODES, _PER_WORD, _FACTORS)))
+_LOOKED_UP = tl.constexpr(repr((SCALED, _EXPANSIONS, _PER_WORD, _FACTORS)))
 
 
 @triton.constexpr_function
@@ -52,7 +52,7 @@ def per_word(code: str, scales: str) -> int:
 
 @triton.constexpr_function
 def columns_of_word(code: str, scales: str, group: int) -> int:
-    """Columns that the factors in a word of 32 bits are for. A thread has one word of each 32."""
+    """Columns that a word of factors is for. Of smaller groups, NVFP4's, those of 32 count as one."""
     return _PER_WORD[code, scales] * max(group, 32)
 
 
@@ -64,12 +64,12 @@ def words_of_row(columns: int, of_word: int) -> int:
 
 
 @triton.constexpr_function
-def _codes(code: str, scales: str) -> str:
-    return _CODES[code, scales]
+def _expansion(code: str, scales: str) -> str:
+    return _EXPANSIONS[code, scales]
 
 
 @triton.constexpr_function
-def _assembly(code: str, count: int) -> str:
+def _unpacking(code: str, count: int) -> str:
     return _FACTORS[code, count]
 
 
@@ -91,16 +91,16 @@ def word_factors(words, COUNT: tl.constexpr, CODE: tl.constexpr, ROWS: tl.conste
         factors = (words[:, :, None] >> shift[None, None, :]) & ((1 << BITS) - 1)
     elif COUNT == 1:
         factors = tl.inline_asm_elementwise(
-            _assembly(CODE, 1), "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1
+            _unpacking(CODE, 1), "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1
         )
     elif COUNT == 2:
         a, b = tl.inline_asm_elementwise(
-            _assembly(CODE, 2), "=&r,=&r,r", [words], dtype=(tl.int32,) * 2, is_pure=True, pack=1
+            _unpacking(CODE, 2), "=&r,=&r,r", [words], dtype=(tl.int32,) * 2, is_pure=True, pack=1
         )
         factors = tl.join(a, b)
     else:
         a, b, c, d = tl.inline_asm_elementwise(
-            _assembly(CODE, 4), "=&r,=&r,=&r,=&r,r", [words], dtype=(tl.int32,) * 4, is_pure=True, pack=1
+            _unpacking(CODE, 4), "=&r,=&r,=&r,=&r,r", [words], dtype=(tl.int32,) * 4, is_pure=True, pack=1
         )
         factors = tl.join(tl.join(a, c), tl.join(b, d))
     return factors.reshape(ROWS, words.shape[1] * COUNT)
@@ -128,7 +128,7 @@ def expanded(
     if ASM:
         s = spread(factors, ROWS, factors.shape[1], 4 * GROUPS)
         a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-            _codes(CODE, SCALES), "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [words, s], dtype=(tl.bfloat16,) * 8,
+            _expansion(CODE, SCALES), "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [words, s], dtype=(tl.bfloat16,) * 8,
             is_pure=True, pack=1,
         )  # fmt: skip
         tile = tl.join(tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h)))

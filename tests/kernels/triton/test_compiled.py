@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("triton")
+from moebius_kernels.formats.words import CODED, SCALED
 from moebius_kernels.triton import decode_asm
 from tests.without_interpreter import told
 
@@ -60,6 +61,9 @@ def test_words_are_in_the_registers_that_products_of_four_warps_read(products, n
         decode_asm.word_factors("e4m3", 2),
         decode_asm.int_words(True),
         decode_asm.halves(),
+        # Lengths of rows, of codes and of factors.
+        f"({CODED}, {{",
+        f"({SCALED}, {{",
     ],
 )
 def test_other_instructions_make_other_kernels(found, text):

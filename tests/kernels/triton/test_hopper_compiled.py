@@ -11,7 +11,15 @@ pytest.importorskip("triton")
 
 # Rows come in the experts' order.
 IN_ORDER = ("up fp8_block", "down fp8_block")
-OTHERS = ("up bf16", "down bf16", "up nvfp4_words", "down mxfp4_words", "up q4_k", "down int4_words")
+OTHERS = (
+    "up bf16",
+    "down bf16",
+    "up nvfp4_words",
+    "down mxfp4_words",
+    "up q4_k",
+    "up int4_zero_words",
+    "down int4_words",
+)
 NAMES = (*OTHERS, *IN_ORDER)
 # What a block may have of H100 and H200, CUDA programming guide, compute capability 9.0.
 _SHARED = 227 * 1024
