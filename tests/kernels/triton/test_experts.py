@@ -102,19 +102,7 @@ def test_ragged_columns(format):
     check(backend.tiled_experts(x, route, weights, SILU, tiling), x, route, weights)
 
 
-@pytest.mark.parametrize(
-    "format",
-    [
-        "nvfp4_words",
-        "mxfp4_words",
-        "int4_words",
-        "int4_zero_words",
-        "int4_row_words",
-        "q4_0",
-        "q4_k",
-        "tq1_0",
-    ],
-)
+@pytest.mark.parametrize("format", ["nvfp4_words", "mxfp4_words", "int4_words", "q4_0", "q4_k"])
 @pytest.mark.parametrize(
     ("tokens", "columns", "splits", "width", "parts"),
     [

@@ -16,7 +16,8 @@ from moebius_worker.engine.types import Slice, StateStep
 from tests.tiny import write_tokenizer
 from tests.worker.engine.models.contract import strict
 
-TOLERANCE = 1e-4
+# Of logits of up to 14. In fp32 transformers itself is off by 1.2e-4 at a place, beside its fp64.
+TOLERANCE = 3e-4
 PAGE = 4
 
 
