@@ -187,7 +187,7 @@ class _Up:
             self._controller.check()
             self._gateway.check()
             views = await self._views()
-            if all(view.state == "READY" for view in views):
+            if _all_ready(views):
                 current.result = f"{len(views)} ready"
                 return
             current.update(", ".join(map(_worker_progress, views)))
@@ -210,7 +210,10 @@ class _Up:
         deadline = time.monotonic() + GATEWAY_PATIENCE
         while not (view := await view_gateway(self._options.url, self._gateway.pid)).ready:
             self._gateway.check()
-            if time.monotonic() > deadline:
+            if not _all_ready(await self._views()):
+                # One died again already. That is no fault of the gateway, which serves with the others.
+                deadline = time.monotonic() + GATEWAY_PATIENCE
+            elif time.monotonic() > deadline:
                 raise CliError(
                     f"The gateway cannot serve the model: {view.detail}\nIts log: {self._gateway.log}"
                 )
@@ -322,6 +325,10 @@ moebius chat talks to it, moebius status shows it, Ctrl-C stops it. Logs: {logs}
 
 def _progress(what: str, done: int, total: int) -> str:
     return f"{what} {done / total:.0%}" if total else what
+
+
+def _all_ready(views: tuple[WorkerView, ...]) -> bool:
+    return all(view.state == "READY" for view in views)
 
 
 def _worker_progress(view: WorkerView) -> str:

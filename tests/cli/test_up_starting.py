@@ -1,0 +1,28 @@
+"""A worker that dies again while `moebius up` still waits for the gateway does not end the stack."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from moebius_cli.state_dir import StateDir
+from moebius_cli.up import GATEWAY_PATIENCE
+from tests.cli.running_up import running_up, wait_for
+
+
+@pytest.mark.timeout(180)
+def test_a_worker_that_dies_before_the_gateway_is_ready(tiny_model: Path, tmp_path: Path) -> None:
+    env = {"MOEBIUS_WORKER_RESTART_DELAY": str(GATEWAY_PATIENCE + 5), "MOEBIUS_WORKER_STANDBY": "no"}
+    with running_up(tiny_model, tmp_path, "--workers", "1", "--question", "", **env) as up:
+        record = wait_for(StateDir(tmp_path).running, "the gateway's process is known")
+        os.kill(record.gateway_pid, signal.SIGSTOP)
+        up.says("1 ready")
+        (engine,) = up.engines()
+        engine.kill()
+        # Longer than it bears a gateway that is not ready although the workers are.
+        time.sleep(GATEWAY_PATIENCE + 2)
+        assert up.process.poll() is None, up.output
+        os.kill(record.gateway_pid, signal.SIGCONT)
+        up.says("ready at")
