@@ -5,18 +5,17 @@ import os
 import re
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from moebius_cli.state_dir import StateDir
 from moebius_cli.view import StackView, view_stack
 from tests.ports import free_port
+from tests.waiting import until
 
 MOEBIUS = Path(sys.executable).with_name("moebius")
 START_TIMEOUT = 90.0
@@ -52,19 +51,6 @@ class Stack:
         return sum(map(float, values))
 
 
-async def until(condition: Callable[[], Any], timeout: float, what: str) -> Any:
-    """Awaits `condition()` (called again and again, may be async) until it is true; returns its value."""
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        await asyncio.sleep(0.05)
-
-
 @asynccontextmanager
 async def stack(
     model: Path,
@@ -90,7 +76,7 @@ async def stack(
         )
     running = Stack(process, f"http://127.0.0.1:{port}", f"http://{admin}", state_dir, log)
     try:
-        await until(lambda: _ready(running), start_timeout, f"ready; see {log}")
+        await until(lambda: _ready(running), f"ready; see {log}", start_timeout)
         yield running
     finally:
         if process.returncode is None:

@@ -24,7 +24,7 @@ import psutil
 from moebius_common.child import dies_with_us
 from tests.bench.rig import MODEL, Gateway, Stream, chat, gateway, machine, quantile, simulated
 from tests.ports import free_port
-from tests.stack import until
+from tests.waiting import until
 
 TOKENS = 100
 # No price list from the network, no log line a request; and no key, as ours has none here.
@@ -91,7 +91,7 @@ async def litellm(executable: Path, upstream: Gateway) -> AsyncIterator[Gateway]
             return False
 
         try:
-            await until(ready, 180, "litellm's proxy is ready")
+            await until(ready, "litellm's proxy is ready", 180)
             yield Gateway("127.0.0.1", port, "", psutil.Process(process.pid))
         finally:
             if process.returncode is None:

@@ -47,7 +47,7 @@ from moebius_worker.sim.vocabulary import vocabulary
 from tests.bench.gpu_engine import MODELS, Streams
 from tests.bench.rig import Gateway, gateway, machine
 from tests.ports import free_port
-from tests.stack import until
+from tests.waiting import until
 
 # For a look without a GPU.
 TINY: dict[str, Any] = {
@@ -233,7 +233,7 @@ async def restarted(worker: Worker, log: Path) -> Start:
             status = await stub.GetStatus(pb.GetStatusRequest())
             return bool(status.engine_pid != engine)
 
-        await until(noticed, 10, "the engine is gone")
+        await until(noticed, "the engine is gone")
     return await _ready(worker.address, begun, log)
 
 
@@ -411,7 +411,7 @@ async def served(
         starts = {"warm": tell("warm", worker.start)}
         if case.starts:
             if case.device != "cpu":
-                await until(lambda: _stood_by(log) > before, 60, "a process stands by")
+                await until(lambda: _stood_by(log) > before, "a process stands by")
             starts["engine"] = tell("engine", await restarted(worker, log))
         return starts, await served_rates(worker.address, case) if case.rates else {}
 

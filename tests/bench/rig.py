@@ -18,7 +18,8 @@ import psutil
 
 from moebius_common.child import dies_with_us
 from tests.ports import PORTS, free_port
-from tests.stack import MOEBIUS, until
+from tests.stack import MOEBIUS
+from tests.waiting import until
 
 MODEL = "sim"
 
@@ -100,7 +101,7 @@ async def gateway(
         return False
 
     try:
-        await until(ready, 120, "the gateway and its workers are ready")
+        await until(ready, "the gateway and its workers are ready", 120)
         yield running
     finally:
         process.terminate()

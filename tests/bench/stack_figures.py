@@ -16,7 +16,8 @@ import httpx
 
 from moebius_worker.demo import demo_model
 from tests.faults.load import stream
-from tests.stack import Stack, stack, until
+from tests.stack import Stack, stack
+from tests.waiting import until
 
 QUESTION = "Write a long story about a lighthouse keeper and a storm."
 
@@ -54,7 +55,7 @@ async def felt_death(running: Stack, client: httpx.AsyncClient, model: str, vict
 
     async def kill() -> None:
         nonlocal killed
-        await until(lambda: len(arrived) >= 20, 60, "twenty tokens")
+        await until(lambda: len(arrived) >= 20, "twenty tokens")
         worker = max((await running.view()).workers, key=lambda worker: worker.running)
         pid = getattr(worker, victim)
         killed = time.monotonic()
@@ -67,7 +68,7 @@ async def felt_death(running: Stack, client: httpx.AsyncClient, model: str, vict
     # What was on its way when the signal came still arrives: the pause is the longest gap after it.
     after = [killed, *(t for t in arrived if t > killed)]
     felt = max(b - a for a, b in itertools.pairwise(after))
-    await until(lambda: _ready(running), 120, "all workers are ready again")
+    await until(lambda: _ready(running), "all workers are ready again", 120)
     return felt
 
 

@@ -3,17 +3,16 @@
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from tests.ports import free_port
 from tests.stack import MOEBIUS, START_TIMEOUT
+from tests.waiting import wait_for
 
 
 def moebius(*arguments: object, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -27,15 +26,6 @@ def moebius(*arguments: object, stdin: str = "", **env: str) -> subprocess.Compl
         check=False,
         env=os.environ | env,
     )
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
-    """Asks again and again until the answer is true, and returns it."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
-    return value
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 from moebius_cli.children import Child
 from moebius_cli.errors import CliError
-from tests.stack import until
+from tests.waiting import until
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(60)"
 IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEPS
@@ -35,7 +35,7 @@ async def test_it_is_started_again(tmp_path: Path) -> None:
     await sleeper.start()
     keeping = asyncio.create_task(sleeper.keep(said.append))
     os.kill(sleeper.pid, signal.SIGKILL)
-    await until(lambda: len(pids) == 2, 10, "a second process")
+    await until(lambda: len(pids) == 2, "a second process")
     assert pids[0] != pids[1]
     assert "was killed by SIGKILL" in said[0]
     await sleeper.stop(10)
@@ -49,7 +49,7 @@ async def test_stopped_between_two_processes_it_stays_down(tmp_path: Path) -> No
     sleeper = child(tmp_path / "log", "raise SystemExit(7)", pids)
     await sleeper.start()
     keeping = asyncio.create_task(sleeper.keep(said.append))
-    await until(lambda: said, 10, "its end is seen")
+    await until(lambda: said, "its end is seen")
     await sleeper.stop(10)
     await asyncio.wait_for(keeping, 5)
     assert len(pids) == 1
@@ -58,7 +58,7 @@ async def test_stopped_between_two_processes_it_stays_down(tmp_path: Path) -> No
 async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     sleeper = child(tmp_path / "log", IGNORES_SIGTERM)
     await sleeper.start()
-    await until(lambda: (tmp_path / "log").read_text(), 10, "it runs")
+    await until(lambda: (tmp_path / "log").read_text(), "it runs")
     await asyncio.wait_for(sleeper.stop(0.2), 10)
     assert not psutil.pid_exists(sleeper.pid)
 
@@ -66,7 +66,7 @@ async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 async def test_kill_takes_what_it_started_along(tmp_path: Path) -> None:
     sleeper = child(tmp_path / "log", HAS_A_CHILD)
     await sleeper.start()
-    await until(lambda: (tmp_path / "log").read_text(), 10, "it runs")
+    await until(lambda: (tmp_path / "log").read_text(), "it runs")
     family = psutil.Process(sleeper.pid).children(recursive=True)
     assert family
     await sleeper.kill()
@@ -77,7 +77,7 @@ async def test_a_failed_start_is_told_with_its_last_words(tmp_path: Path) -> Non
     sleeper = child(tmp_path / "log", "raise SystemExit('no space left')")
     await sleeper.start()
     keeping = asyncio.create_task(sleeper.keep(lambda _: None))
-    await until(lambda: sleeper.restarts or not psutil.pid_exists(sleeper.pid), 10, "it has ended")
+    await until(lambda: sleeper.restarts or not psutil.pid_exists(sleeper.pid), "it has ended")
 
     def refused() -> bool:
         try:
@@ -86,7 +86,7 @@ async def test_a_failed_start_is_told_with_its_last_words(tmp_path: Path) -> Non
             return "no space left" in str(error)
         return False
 
-    await until(refused, 5, "check() tells it")
+    await until(refused, "check() tells it")
     await sleeper.stop(5)
     await keeping
 
@@ -111,8 +111,8 @@ async def test_a_start_that_the_machine_refuses_is_tried_again(
     with monkeypatch.context() as machine:
         machine.setattr(asyncio, "create_subprocess_exec", refused)
         os.kill(sleeper.pid, signal.SIGKILL)
-        await until(lambda: any("cannot be started" in line for line in said), 10, "the failure is said")
-    await until(lambda: len(pids) == 2, 10, "a second process")
+        await until(lambda: any("cannot be started" in line for line in said), "the failure is said")
+    await until(lambda: len(pids) == 2, "a second process")
     await sleeper.stop(10)
     await asyncio.wait_for(keeping, 5)
 
@@ -126,6 +126,6 @@ async def test_one_that_cannot_write_its_log_is_started_all_the_same(tmp_path: P
     shutil.rmtree(logs)
     logs.touch()
     os.kill(sleeper.pid, signal.SIGKILL)
-    await until(lambda: len(pids) == 2, 10, "a second process")
+    await until(lambda: len(pids) == 2, "a second process")
     await sleeper.stop(10)
     await asyncio.wait_for(keeping, 5)

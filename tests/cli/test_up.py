@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cli.running_up import RunningUp, assert_gone, mentioning, running_up, wait_for
+from tests.cli.running_up import RunningUp, assert_gone, mentioning, running_up
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(180)
 SECONDS = r"\d+\.\d s"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running_up import assert_gone, running_up, wait_for
+from tests.cli.running_up import assert_gone, running_up
+from tests.waiting import wait_for
 
 
 def test_a_closed_terminal_ends_it_in_order(tiny_model: Path, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from moebius_cli.state_dir import StateDir
 from moebius_cli.up import GATEWAY_PATIENCE
-from tests.cli.running_up import running_up, wait_for
+from tests.cli.running_up import running_up
+from tests.waiting import wait_for
 
 
 @pytest.mark.timeout(180)

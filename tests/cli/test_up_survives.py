@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cli.running_up import RunningUp, assert_gone, running_up, wait_for
+from tests.cli.running_up import RunningUp, assert_gone, running_up
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def ready_again(up: RunningUp, starts: int) -> dict[str, Any]:
         last = view["events"][-1]
         return view if (last["run"], last["what"]) == (starts, "ready") else None
 
-    found: dict[str, Any] = wait_for(status, f"process {starts} of the worker is ready", 60)
+    found: dict[str, Any] = wait_for(status, f"process {starts} of the worker is ready")
     return found
 
 
@@ -57,9 +58,7 @@ def test_a_killed_worker_comes_back_and_it_is_told(up: RunningUp) -> None:
     up.says("worker-0 died: it was killed by SIGKILL", 10)
     # After that: the event of the start may have been told as well.
     wait_for(
-        lambda: "worker-0 ready: its engine serves" in up.output.partition("worker-0 died")[2],
-        "it is told",
-        10,
+        lambda: "worker-0 ready: its engine serves" in up.output.partition("worker-0 died")[2], "it is told"
     )
 
 

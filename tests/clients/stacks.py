@@ -19,8 +19,9 @@ from tests.clients.scripted_worker import ScriptedWorker
 from tests.gateway.api.chatty import TEMPLATE
 from tests.gateway.worker_standin import Plan, serving
 from tests.ports import free_port
-from tests.stack import stack, until
+from tests.stack import stack
 from tests.tiny import write_checkpoint, write_tokenizer
+from tests.waiting import until
 
 # Calls tools, and has reasoned already: a model that says random words would never find the end of that.
 CALLING = (
@@ -50,7 +51,7 @@ async def gateway(worker: str) -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
     async with child("moebius_gateway", "--listen", address, "--workers", worker, "--drain-grace", "1"):
         url = f"http://{address}"
-        await until(lambda: _ready(url), 60, "the gateway is ready")
+        await until(lambda: _ready(url), "the gateway is ready")
         yield url
 
 

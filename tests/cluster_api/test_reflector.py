@@ -16,6 +16,7 @@ from moebius_cluster.pods import Pod, pod_of
 from moebius_cluster.reflector import Reflector
 from tests.cluster_fakes import PODS, FakeApi, pod
 from tests.cluster_http import line
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -57,13 +58,6 @@ def watching(
         seen.reflector.stop()
 
 
-def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.005)
-
-
 def lists(api: FakeApi) -> int:
     return sum("watch" not in one.query for one in api.asked)
 
@@ -71,17 +65,17 @@ def lists(api: FakeApi) -> int:
 def test_objects_come_change_and_go_by_one_list_and_one_watch(api: FakeApi) -> None:
     api.put(PODS, pod("a", "10.0.0.1"))
     with watching(api) as seen:
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         assert seen.reflector.synced
-        until(lambda: api.watches() == 1)
+        wait_for(lambda: api.watches() == 1)
         api.put(PODS, pod("b", "10.0.0.2"))
-        until(lambda: seen.names() == ["a", "b"])
+        wait_for(lambda: seen.names() == ["a", "b"])
         snapshot = seen.reflector.objects()
         api.change(f"{PODS}/a", lambda raw: raw["status"].update(podIP="10.0.0.9"))
-        until(lambda: "10.0.0.9" in {one.ip for one in seen.reflector.objects().values()})
+        wait_for(lambda: "10.0.0.9" in {one.ip for one in seen.reflector.objects().values()})
         assert {one.ip for one in snapshot.values()} == {"10.0.0.1", "10.0.0.2"}, "snapshots do not change"
         api.remove(f"{PODS}/a")
-        until(lambda: seen.names() == ["b"])
+        wait_for(lambda: seen.names() == ["b"])
         assert (lists(api), api.watches()) == (1, 1)
         assert seen.changes == 4
         asked = api.asked[-1].query
@@ -93,19 +87,19 @@ def test_objects_come_change_and_go_by_one_list_and_one_watch(api: FakeApi) -> N
 def test_what_leaves_the_selector_is_gone(api: FakeApi) -> None:
     api.put(PODS, pod("a"))
     with watching(api) as seen:
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         api.change(f"{PODS}/a", lambda raw: raw["metadata"].update(labels={"app": "other"}))
-        until(lambda: seen.names() == [])
+        wait_for(lambda: seen.names() == [])
         api.change(f"{PODS}/a", lambda raw: raw["metadata"].update(labels={"app": "worker"}))
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         assert lists(api) == 1
 
 
 def test_a_watch_that_ends_in_time_goes_on_where_it_was(api: FakeApi) -> None:
     with watching(api, watch_timeout=1.0, silence_timeout=2.0) as seen:
-        until(lambda: api.watches() == 3)
+        wait_for(lambda: api.watches() == 3)
         api.put(PODS, pod("a"))
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         assert lists(api) == 1
         # Bookmarks and ends are signs of life.
         assert seen.reflector.age() < 1.5
@@ -114,58 +108,58 @@ def test_a_watch_that_ends_in_time_goes_on_where_it_was(api: FakeApi) -> None:
 def test_what_happens_between_two_watches_is_not_missed(api: FakeApi) -> None:
     api.put(PODS, pod("a"))
     with watching(api) as seen:
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         # While nobody watches; and the change itself is forgotten.
         api.faults.list_delay = 0.1
         api.drop_watches()
         api.remove(f"{PODS}/a")
         api.forget()
-        until(lambda: seen.names() == [])
+        wait_for(lambda: seen.names() == [])
         assert lists(api) == 2
 
 
 @pytest.mark.parametrize("how", ["event", "status"])
 def test_a_version_that_is_gone_leads_to_a_list(api: FakeApi, how: str) -> None:
     with watching(api, watch_timeout=1.0, silence_timeout=2.0) as seen:
-        until(lambda: api.watches() == 1)
+        wait_for(lambda: api.watches() == 1)
         api.faults.gone = how
-        until(lambda: lists(api) >= 3)
+        wait_for(lambda: lists(api) >= 3)
         api.put(PODS, pod("a"))
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         api.faults.gone = None
         api.put(PODS, pod("b"))
-        until(lambda: seen.names() == ["a", "b"])
+        wait_for(lambda: seen.names() == ["a", "b"])
 
 
 def test_a_version_that_was_compacted_meanwhile_leads_to_a_list(api: FakeApi) -> None:
     with watching(api, watch_timeout=1.0, silence_timeout=2.0) as seen:
-        until(lambda: api.watches() == 1)
+        wait_for(lambda: api.watches() == 1)
         api.faults.bookmarks = False
         api.put(PODS, pod("a", labels={"app": "other"}))
         api.put(PODS, pod("b"))
         api.put(PODS, pod("c", labels={"app": "other"}))
         api.forget()
-        until(lambda: api.watches() == 2)
-        until(lambda: seen.names() == ["b"])
+        wait_for(lambda: api.watches() == 2)
+        wait_for(lambda: seen.names() == ["b"])
 
 
 def test_a_silent_watch_heals(api: FakeApi) -> None:
     """Accepted, and then nothing: for 22 hours, in the case reported."""
     api.put(PODS, pod("a"))
     with watching(api, watch_timeout=1.0, silence_timeout=1.3) as seen:
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         api.faults.silent = True
         api.drop_watches()
-        until(lambda: api.watches() >= 2)
+        wait_for(lambda: api.watches() >= 2)
         api.remove(f"{PODS}/a")
-        until(lambda: seen.reflector.age() > 0.3)
+        wait_for(lambda: seen.reflector.age() > 0.3)
         assert seen.names() == ["a"]
-        until(lambda: seen.names() == [], 4)
+        wait_for(lambda: seen.names() == [], seconds=4)
 
 
 def test_lists_are_repeated_whatever_the_watch_says(api: FakeApi) -> None:
     with watching(api, relist_interval=1.2, watch_timeout=60.0, silence_timeout=75.0) as seen:
-        until(lambda: lists(api) == 2, 4)
+        wait_for(lambda: lists(api) == 2, seconds=4)
         assert api.watches() >= 1
         assert seen.changes == 1, "nobody is told of what did not change"
 
@@ -173,10 +167,10 @@ def test_lists_are_repeated_whatever_the_watch_says(api: FakeApi) -> None:
 def test_a_connection_cut_off_is_made_again(api: FakeApi) -> None:
     with watching(api) as seen:
         for count in range(1, 4):
-            until(lambda: api.watches() == count)  # noqa: B023
+            wait_for(lambda: api.watches() == count)  # noqa: B023
             api.drop_watches()
         api.put(PODS, pod("a"))
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
 
 
 @pytest.mark.parametrize(
@@ -184,21 +178,21 @@ def test_a_connection_cut_off_is_made_again(api: FakeApi) -> None:
 )
 def test_garbage_on_the_watch_leads_to_a_list(api: FakeApi, raw: bytes) -> None:
     with watching(api) as seen:
-        until(lambda: api.watches() == 1)
+        wait_for(lambda: api.watches() == 1)
         api.say(raw)
-        until(lambda: api.watches() == 2)
+        wait_for(lambda: api.watches() == 2)
         api.put(PODS, pod("a"))
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         assert lists(api) == 2
 
 
 def test_an_empty_line_and_an_unknown_kind_of_event_are_nothing(api: FakeApi) -> None:
     with watching(api) as seen:
-        until(lambda: api.watches() == 1)
+        wait_for(lambda: api.watches() == 1)
         api.say(b"\n")
         api.say(b'{"type": "LATER", "object": {"metadata": {"resourceVersion": "4"}}}\n')
         api.put(PODS, pod("a"))
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         assert lists(api) == 1
 
 
@@ -208,7 +202,7 @@ def test_a_refusal_leaves_what_is_known_and_is_asked_again_ever_more_slowly(
 ) -> None:
     api.put(PODS, pod("a"))
     with watching(api) as seen:
-        until(lambda: seen.names() == ["a"] and api.watches() == 1)
+        wait_for(lambda: seen.names() == ["a"] and api.watches() == 1)
         api.faults.refuse = status
         before = len(api.asked)
         api.drop_watches()
@@ -218,14 +212,14 @@ def test_a_refusal_leaves_what_is_known_and_is_asked_again_ever_more_slowly(
         assert seen.names() == ["a"]
         assert seen.reflector.age() > 0.4
         api.faults.refuse = None
-        until(lambda: seen.names() == [])
+        wait_for(lambda: seen.names() == [])
         assert seen.reflector.age() < 0.4
 
 
 def test_a_right_that_is_missing_is_named_once(api: FakeApi) -> None:
     api.faults.refuse = 403
     with capture_logs() as logs, watching(api):
-        until(lambda: len(api.asked) >= 5)
+        wait_for(lambda: len(api.asked) >= 5)
     told = [line["why"] for line in logs if line["log_level"] == "warning"]
     assert told == ["403: pods is forbidden"]
 
@@ -233,11 +227,11 @@ def test_a_right_that_is_missing_is_named_once(api: FakeApi) -> None:
 def test_nothing_is_known_until_a_list_succeeded(api: FakeApi) -> None:
     api.faults.refuse = 403
     with watching(api) as seen:
-        until(lambda: len(api.asked) >= 3)
+        wait_for(lambda: len(api.asked) >= 3)
         assert not seen.reflector.synced
         assert seen.changes == 0
         api.faults.refuse = None
-        until(lambda: seen.reflector.synced)
+        wait_for(lambda: seen.reflector.synced)
         assert seen.names() == []
         assert seen.changes == 1, "also of an empty list"
 
@@ -245,7 +239,7 @@ def test_nothing_is_known_until_a_list_succeeded(api: FakeApi) -> None:
 def test_an_api_server_that_is_away_leaves_what_is_known(api: FakeApi) -> None:
     api.put(PODS, pod("a"))
     with watching(api) as seen:
-        until(lambda: seen.names() == ["a"] and api.watches() == 1)
+        wait_for(lambda: seen.names() == ["a"] and api.watches() == 1)
         api.go()
         time.sleep(0.3)
         assert seen.names() == ["a"]
@@ -253,7 +247,7 @@ def test_an_api_server_that_is_away_leaves_what_is_known(api: FakeApi) -> None:
         assert seen.reflector.age() >= 0.25
         api.put(PODS, pod("b"))
         api.come()
-        until(lambda: seen.names() == ["a", "b"])
+        wait_for(lambda: seen.names() == ["a", "b"])
 
 
 def test_a_slow_list_holds_nobody_up(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,10 +257,10 @@ def test_a_slow_list_holds_nobody_up(api: FakeApi, monkeypatch: pytest.MonkeyPat
     with watching(api) as seen:
         assert seen.names() == []
         assert time.monotonic() - begun < 0.1
-        until(lambda: lists(api) >= 2)
+        wait_for(lambda: lists(api) >= 2)
         assert not seen.reflector.synced
         api.faults.list_delay = 0.0
-        until(lambda: seen.reflector.synced)
+        wait_for(lambda: seen.reflector.synced)
 
 
 @pytest.mark.parametrize("faults", [{"list_delay": 0.3}, {"list_delay": 0.15, "gone": "status"}])
@@ -285,7 +279,7 @@ def test_lists_that_take_long_and_are_in_vain_are_tried_ever_more_slowly(
     for name, value in faults.items():
         setattr(api.faults, name, value)
     with watching(api):
-        until(lambda: len(in_a_row) >= 3)
+        wait_for(lambda: len(in_a_row) >= 3)
     assert in_a_row[:3] == [1, 2, 3]
 
 
@@ -305,26 +299,26 @@ def test_one_object_that_cannot_be_read_is_left_out(api: FakeApi) -> None:
     api.put(PODS, pod("a", annotations={"bad": "yes"}))
     api.put(PODS, pod("b"))
     with watching(api, parse) as seen:
-        until(lambda: seen.names() == ["b"])
+        wait_for(lambda: seen.names() == ["b"])
         api.change(f"{PODS}/b", lambda raw: raw["metadata"].update(annotations={"bad": "yes"}))
-        until(lambda: seen.names() == [])
+        wait_for(lambda: seen.names() == [])
         api.change(f"{PODS}/a", lambda raw: raw["metadata"].update(annotations={}))
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         assert lists(api) == 1
 
 
 def test_the_same_name_with_another_uid_is_another_object(api: FakeApi) -> None:
     first = api.put(PODS, pod("a"))
     with watching(api) as seen:
-        until(lambda: seen.names() == ["a"])
+        wait_for(lambda: seen.names() == ["a"])
         api.remove(f"{PODS}/a")
         second = api.put(PODS, pod("a"))
-        until(lambda: list(seen.reflector.objects()) == [second["metadata"]["uid"]])
+        wait_for(lambda: list(seen.reflector.objects()) == [second["metadata"]["uid"]])
         # What is said late of the first is not about the second.
         late = {**first, "metadata": {**first["metadata"], "resourceVersion": "99"}}
         api.say(line("DELETED", late))
         api.put(PODS, pod("b"))
-        until(lambda: seen.names() == ["a", "b"])
+        wait_for(lambda: seen.names() == ["a", "b"])
 
 
 def test_a_user_that_raises_is_told_again(api: FakeApi) -> None:
@@ -336,7 +330,7 @@ def test_a_user_that_raises_is_told_again(api: FakeApi) -> None:
             raise RuntimeError("no")
 
         seen.reflector._tell = raises
-        until(lambda: api.watches() == 1)
+        wait_for(lambda: api.watches() == 1)
         told.clear()
         api.put(PODS, pod("a"))
         assert told.wait(2)
@@ -350,7 +344,7 @@ def test_a_user_that_raises_is_told_again(api: FakeApi) -> None:
 def test_stopping_ends_the_thread_and_is_told_nobody(api: FakeApi) -> None:
     before = set(threading.enumerate())
     with watching(api) as seen:
-        until(lambda: api.watches() == 1)
+        wait_for(lambda: api.watches() == 1)
         (thread,) = [one for one in threading.enumerate() if one.name == "reflector" and one not in before]
         changes = seen.changes
         seen.reflector.stop()
@@ -364,13 +358,13 @@ def test_hundreds_of_pods_that_change(api: FakeApi) -> None:
     for number in range(300):
         api.put(PODS, pod(f"w-{number}", f"10.0.{number // 250}.{number % 250}"))
     with watching(api) as seen:
-        until(lambda: len(seen.names()) == 300)
+        wait_for(lambda: len(seen.names()) == 300)
         for number in range(300):
             if number % 3:
                 api.remove(f"{PODS}/w-{number}")
             else:
                 api.change(f"{PODS}/w-{number}", lambda raw: raw["status"].update(podIP="10.9.0.1"))
-        until(
+        wait_for(
             lambda: (
                 len(seen.names()) == 100
                 and {one.ip for one in seen.reflector.objects().values()} == {"10.9.0.1"}

@@ -1,7 +1,7 @@
 """A controller over the API server in miniature, with workers that answer as a test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +22,8 @@ from moebius_proto.worker.v1.worker_pb2_grpc import WorkerServicer, add_WorkerSe
 from tests.cluster_fakes import PODS, FakeApi, pod
 from tests.controller.processes import impatient
 from tests.ports import free_port
-from tests.stack import until
+from tests.waiting import until
 
-PATIENCE = 30.0
 LABELS = {
     "app.kubernetes.io/name": "moebius",
     "app.kubernetes.io/component": "worker",
@@ -93,9 +92,7 @@ class Running:
 
     async def sees(self, worker: str, state: str) -> None:
         await until(
-            lambda: self.metric("worker_state", worker=worker, state=state) == 1,
-            PATIENCE,
-            f"{worker} is {state}",
+            lambda: self.metric("worker_state", worker=worker, state=state) == 1, f"{worker} is {state}"
         )
 
 
@@ -173,7 +170,3 @@ def events(api: FakeApi, namespace: str = "default") -> list[tuple[str, str, str
         (one["reason"], one["involvedObject"]["name"], one["message"])
         for one in api.objects(f"/api/v1/namespaces/{namespace}/events")
     ]
-
-
-async def eventually(condition: Callable[[], Any], what: str) -> Any:
-    return await until(condition, PATIENCE, what)

@@ -19,10 +19,9 @@ from moebius_controller.spec import StackSpec, WorkerSpec, write_stack
 from moebius_controller.state_file import ControllerState, FileMemory, ProcessView, load_state
 from moebius_controller.types import Step, Trouble
 from tests.ports import free_port
-from tests.stack import until
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 20.0
 
 
 def standin(folder: Path, name: str = "worker-0") -> WorkerSpec:
@@ -58,16 +57,13 @@ class Controlled:
         def events() -> list[Event]:
             return [event for event in self.told(what) if event.worker == name]
 
-        await until(
-            lambda: len(events()) >= times, PATIENCE, f"{name} {what} {times} times, in {self.state_file}"
-        )
+        await until(lambda: len(events()) >= times, f"{name} {what} {times} times, in {self.state_file}")
         return events()
 
     async def ready(self, run: int = 1, name: str = "worker-0") -> int:
         """Waits until process number `run` of the worker serves; returns its id."""
         await until(
             lambda: any((event.worker, event.run) == (name, run) for event in self.told(What.READY)),
-            PATIENCE,
             f"process {run} of {name} is ready, in {self.state_file}",
         )
         view = self.view(name)
@@ -77,7 +73,7 @@ class Controlled:
 
     async def running(self, name: str = "worker-0") -> int:
         """Waits until the worker has a process; returns its id."""
-        return int(await until(lambda: self.view(name).pid, PATIENCE, f"{name} runs"))
+        return int(await until(lambda: self.view(name).pid, f"{name} runs"))
 
 
 @asynccontextmanager
@@ -129,7 +125,7 @@ class ControllerProcess(Controlled):
         return await asyncio.wait_for(self.process.wait(), PATIENCE)
 
     async def logged(self, words: str) -> None:
-        await until(lambda: words in self.log.read_text(), PATIENCE, f"{words!r} in {self.log}")
+        await until(lambda: words in self.log.read_text(), f"{words!r} in {self.log}")
 
 
 @asynccontextmanager
@@ -156,7 +152,7 @@ async def controller_process(
 
 async def gone(*pids: int) -> None:
     """Waits until none of the processes is there."""
-    await until(lambda: not any(map(_lives, pids)), PATIENCE, f"the processes {pids} are gone")
+    await until(lambda: not any(map(_lives, pids)), f"the processes {pids} are gone")
 
 
 def _lives(pid: int) -> bool:

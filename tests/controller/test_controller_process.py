@@ -19,7 +19,6 @@ from moebius_controller.spec import StackSpec, write_stack
 from tests.cluster_fakes import FakeApi
 from tests.controller.cluster import LEASE, deletions, put_pod
 from tests.controller.processes import (
-    PATIENCE,
     ControllerProcess,
     controller_process,
     gone,
@@ -27,7 +26,7 @@ from tests.controller.processes import (
     standin,
 )
 from tests.ports import free_port
-from tests.stack import until
+from tests.waiting import PATIENCE, until
 
 # Deaf to SIGTERM, from when it says so.
 DEAF = "trap '' TERM; echo deaf; while true; do sleep 0.1; done"
@@ -37,7 +36,7 @@ async def deaf(controller: ControllerProcess, folder: Path) -> int:
     """Waits until the worker is deaf; returns its process id."""
     pid = await controller.running()
     log = folder / "worker-0.log"
-    await until(lambda: "deaf" in log.read_text(), PATIENCE, f"'deaf' in {log}")
+    await until(lambda: "deaf" in log.read_text(), f"'deaf' in {log}")
     return pid
 
 
@@ -146,10 +145,10 @@ async def test_on_a_cluster_it_says_how_it_is_and_leaves_the_pods_when_it_ends(t
             async def is_(path: str, code: int) -> bool:
                 return await status(path) == code
 
-            await until(lambda: is_("/healthz", 200), PATIENCE, "it lives")
+            await until(lambda: is_("/healthz", 200), "it lives")
             assert await status("/readyz") == 503
             api.faults.refuse = None
-            await until(lambda: is_("/readyz", 200), PATIENCE, "it sees the pods")
+            await until(lambda: is_("/readyz", 200), "it sees the pods")
             put_pod(api, "w-0", free_port())
 
             async def text() -> str:
@@ -158,12 +157,12 @@ async def test_on_a_cluster_it_says_how_it_is_and_leaves_the_pods_when_it_ends(t
             async def seen() -> bool:
                 return 'worker_state{state="SILENT",worker="w-0"} 1.0' in await text()
 
-            await until(seen, PATIENCE, "it sees the worker")
+            await until(seen, "it sees the worker")
 
             async def leads() -> bool:
                 return "moebius_controller_leader 1.0" in await text()
 
-            await until(leads, PATIENCE, "it leads")
+            await until(leads, "it leads")
             assert 'moebius_controller_discovery_synced{kind="pods"} 1.0' in await text()
             process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), PATIENCE) == 0

@@ -14,9 +14,9 @@ from moebius_controller.probe import Probe
 from moebius_controller.spec import WorkerSpec
 from moebius_controller.types import Step, Trouble
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.controller.processes import PATIENCE, Controlled, controlled
+from tests.controller.processes import Controlled, controlled
 from tests.ports import free_port
-from tests.stack import until
+from tests.waiting import until
 
 TWO_DEATHS = tuple(
     replace(rung, times=2) if (rung.when, rung.step) == (Trouble.ENGINE_DEATHS, Step.NEXT_LEVEL) else rung
@@ -41,7 +41,7 @@ async def ready(probe: Probe, true: Callable[[pb.Status], bool]) -> pb.Status:
         found = await probe.status(2)
         return found if found is not None and found.state == pb.STATE_READY and true(found) else None
 
-    found = await until(status, PATIENCE, "the worker is ready")
+    found = await until(status, "the worker is ready")
     assert isinstance(found, pb.Status)
     return found
 

@@ -30,12 +30,12 @@ from tests.controller.cluster import (
     deletions,
     ended,
     events,
-    eventually,
     put_node,
     put_pod,
     served,
     unready,
 )
+from tests.waiting import until
 
 
 async def test_a_pod_that_ended_is_deleted_by_its_uid_and_people_are_told() -> None:
@@ -45,9 +45,9 @@ async def test_a_pod_that_ended_is_deleted_by_its_uid_and_people_are_told() -> N
             made = put_pod(api, "w-0", port)
             await running.sees("w-0", "READY")
             api.change(f"{PODS}/w-0", ended)
-            await eventually(lambda: deletions(api), "the pod is deleted")
+            await until(lambda: deletions(api), "the pod is deleted")
             await running.sees("w-0", "DEAD")
-            await eventually(lambda: events(api), "an event")
+            await until(lambda: events(api), "an event")
             (name, how), *more = deletions(api)
             assert (name, how["preconditions"], how["gracePeriodSeconds"]) == (
                 "w-0",
@@ -70,12 +70,12 @@ async def test_a_worker_that_hangs_is_deleted_once_the_kubelet_finds_so_too() ->
             put_pod(api, "w-0", port)
             await running.sees("w-0", "READY")
             worker.silent = True
-            await eventually(
+            await until(
                 lambda: (running.metric("worker_silence_seconds", worker="w-0") or 0) > 2, "it is silent"
             )
             assert not deletions(api)
             api.change(f"{PODS}/w-0", unready)
-            await eventually(lambda: deletions(api), "the pod is deleted")
+            await until(lambda: deletions(api), "the pod is deleted")
 
 
 async def test_a_worker_that_cannot_start_is_put_on_the_next_level_and_so_is_its_successor() -> None:
@@ -93,7 +93,7 @@ async def test_a_worker_that_cannot_start_is_put_on_the_next_level_and_so_is_its
                     "moebius.dev/fallback-level"
                 )
 
-            await eventually(lambda: level() == "1", "the level is set")
+            await until(lambda: level() == "1", "the level is set")
             found = api.get(f"{PODS}/w-0")
             assert found is not None
             why = found["metadata"]["annotations"]["moebius.dev/fallback-reason"]
@@ -103,14 +103,14 @@ async def test_a_worker_that_cannot_start_is_put_on_the_next_level_and_so_is_its
             await running.sees("w-0", "READY")
             api.remove(f"{PODS}/w-0")
             put_pod(api, "w-0", port, creationTimestamp="2026-01-01T00:00:09Z")
-            await eventually(lambda: level() == "1", "the new pod has the level")
+            await until(lambda: level() == "1", "the new pod has the level")
             api.remove(f"{PODS}/w-0")
             labels = {"controller-revision-hash": "b"}
             found["metadata"]["labels"] |= labels
             put_pod(
                 api, "w-0", port, creationTimestamp="2026-01-01T00:00:19Z", labels=found["metadata"]["labels"]
             )
-            await eventually(
+            await until(
                 lambda: running.metric("worker_fallback_level", worker="w-0") == 0, "the level is forgotten"
             )
             assert level() is None
@@ -122,17 +122,17 @@ async def test_what_was_done_outlives_the_controller() -> None:
         async with served(worker) as port:
             async with controller(api) as running:
                 put_pod(api, "w-0", port)
-                await eventually(
+                await until(
                     lambda: running.metric("worker_fallback_level", worker="w-0") == 1, "the level is set"
                 )
-                await eventually(lambda: api.get(CONFIG_MAP), "the state is kept")
+                await until(lambda: api.get(CONFIG_MAP), "the state is kept")
             kept = json.loads((api.get(CONFIG_MAP) or {})["data"]["state.json"])
             assert kept["history"]["w-0"]["level"] == 1
             worker.status = pb.Status(state=pb.STATE_READY, fallback_level=1, fallback_levels=1)
             api.remove(f"{PODS}/w-0")
             put_pod(api, "w-0", port, creationTimestamp="2026-01-01T00:00:09Z")
             async with controller(api, "c-1"):
-                await eventually(
+                await until(
                     lambda: ((api.get(f"{PODS}/w-0") or {})["metadata"].get("annotations") or {}).get(
                         "moebius.dev/fallback-level"
                     ),
@@ -145,7 +145,7 @@ async def test_of_two_controllers_one_acts_and_the_other_takes_over() -> None:
     with FakeApi() as api:
         async with served(workers[0]) as one, served(workers[1]) as two, AsyncExitStack() as stack:
             leader = await stack.enter_async_context(controller(api, "c-0"))
-            await eventually(lambda: leader.leads, "the only one leads")
+            await until(lambda: leader.leads, "the only one leads")
             async with controller(api, "c-1") as other:
                 put_pod(api, "w-0", one)
                 put_pod(api, "w-1", two)
@@ -154,17 +154,17 @@ async def test_of_two_controllers_one_acts_and_the_other_takes_over() -> None:
                 assert not other.leads
                 assert other.metric("hands_off") == 1
                 api.change(f"{PODS}/w-0", ended)
-                await eventually(lambda: deletions(api), "the pod is deleted")
+                await until(lambda: deletions(api), "the pod is deleted")
                 await other.sees("w-0", "DEAD")
                 await asyncio.sleep(0.5)
                 assert len(deletions(api)) == 1
                 await stack.aclose()
                 # It was given back: nobody waits for it to run out.
-                await asyncio.wait_for(eventually(lambda: other.leads, "the other leads"), 2.5)
+                await asyncio.wait_for(until(lambda: other.leads, "the other leads"), 2.5)
                 await asyncio.sleep(0.5)
                 assert len(deletions(api)) == 1, "what the first leader did is not done again"
                 api.change(f"{PODS}/w-1", ended)
-                await eventually(lambda: len(deletions(api)) == 2, "the new leader acts")
+                await until(lambda: len(deletions(api)) == 2, "the new leader acts")
 
 
 async def test_while_the_api_server_is_away_nothing_is_done_and_nothing_breaks() -> None:
@@ -173,9 +173,9 @@ async def test_while_the_api_server_is_away_nothing_is_done_and_nothing_breaks()
         async with served(worker) as port, controller(api) as running:
             put_pod(api, "w-0", port)
             await running.sees("w-0", "READY")
-            await eventually(lambda: running.leads, "it leads")
+            await until(lambda: running.leads, "it leads")
             api.go()
-            await eventually(lambda: not running.leads, "it leads no more")
+            await until(lambda: not running.leads, "it leads no more")
             assert running.metric("hands_off") == 1
             # Workers are asked on.
             worker.status = pb.Status(state=pb.STATE_FAILED, fallback_levels=3)
@@ -185,7 +185,7 @@ async def test_while_the_api_server_is_away_nothing_is_done_and_nothing_breaks()
             await asyncio.sleep(0.5)
             assert len(api.asked) == asked
             api.come()
-            await eventually(
+            await until(
                 lambda: running.metric("worker_fallback_level", worker="w-0"), "it acts when it is back"
             )
 
@@ -206,7 +206,7 @@ async def test_an_action_that_fails_is_tried_again_and_counted(monkeypatch: pyte
 
             monkeypatch.setattr(running.driver._actions, "carry_out", fails_at_first)
             api.change(f"{PODS}/w-0", ended)
-            await eventually(lambda: events(api), "it is done")
+            await until(lambda: events(api), "it is done")
             assert running.metric("api_errors_total", call="Replace") == 3
             assert running.metric("actions_total", action="replace", trouble="ended") == 1
             assert len(deletions(api)) == len(events(api)) == 1
@@ -229,8 +229,8 @@ async def test_who_leads_no_more_does_not_go_on_with_what_was_decided(
                 monkeypatch.setattr(Lease, "leading", False)
 
             monkeypatch.setattr(running.driver._actions, "carry_out", slow)
-            await eventually(lambda: begun, "it acts")
-            await eventually(lambda: running.metric("hands_off") == 1, "it stops")
+            await until(lambda: begun, "it acts")
+            await until(lambda: running.metric("hands_off") == 1, "it stops")
             await asyncio.sleep(0.5)
             assert len(begun) <= CALLS
 
@@ -248,7 +248,7 @@ async def test_another_pod_of_the_name_is_never_touched(monkeypatch: pytest.Monk
             (uid,) = seen
             dead = {uid: replace(seen[uid], phase="Failed", ready=False)}
             monkeypatch.setattr(running.driver._pods, "objects", lambda: dead)
-            await eventually(lambda: deletions(api), "it is tried")
+            await until(lambda: deletions(api), "it is tried")
             assert deletions(api)[0][1]["preconditions"] == {"uid": uid}
             found = api.get(f"{PODS}/w-0")
             assert found is not None
@@ -271,13 +271,13 @@ async def test_a_node_that_lost_its_device_is_marked_cordoned_and_told_of() -> N
                     time_ms=2**42,
                 ),
             )
-            await eventually(lambda: deletions(api), "the worker leaves")
+            await until(lambda: deletions(api), "the worker leaves")
             node = api.get(f"{NODES}/node-0")
             assert node is not None
             assert node["metadata"]["labels"]["moebius.dev/gpu-fault"] == "the-GPU-has-fallen-off-the-bus"
             assert "fallen off the bus" in node["metadata"]["annotations"]["moebius.dev/gpu-fault-text"]
             assert node["spec"]["unschedulable"] is True
-            assert running.metric("marked_nodes") == 1
+            await until(lambda: running.metric("marked_nodes") == 1, "it is counted")
             told = [(reason, about) for reason, about, _ in events(api)]
             assert ("WorkerNodeMarked", "node-0") in told
 
@@ -290,7 +290,7 @@ async def test_a_pod_on_a_lost_node_is_removed_without_waiting_for_it() -> None:
             api.change(
                 f"{PODS}/w-0", lambda one: one["metadata"].update(deletionTimestamp="2026-01-01T00:01:00Z")
             )
-            await eventually(lambda: deletions(api), "it is removed")
+            await until(lambda: deletions(api), "it is removed")
             assert deletions(api)[0][1]["gracePeriodSeconds"] == 0
             assert api.get(f"{PODS}/w-0") is None
 
@@ -305,9 +305,9 @@ async def test_without_rights_to_nodes_the_rest_is_done() -> None:
                 pb.Fault(reason=pb.REASON_GPU_FAULT, message="Xid 79", time_ms=2**42)
             )
             asked = worker.asked
-            await eventually(lambda: worker.asked > asked + 1, "its fault is known")
+            await until(lambda: worker.asked > asked + 1, "its fault is known")
             api.change(f"{PODS}/w-0", ended)
-            await eventually(lambda: deletions(api), "it is deleted")
+            await until(lambda: deletions(api), "it is deleted")
             assert not any(one.path.startswith(NODES) for one in api.asked)
 
 

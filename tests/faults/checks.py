@@ -1,7 +1,8 @@
 """What fault tests ask of a stack."""
 
 from moebius_cli.view import StackView
-from tests.stack import Stack, until
+from tests.stack import Stack
+from tests.waiting import until
 
 
 async def all_ready(running: Stack) -> StackView:
@@ -14,7 +15,7 @@ async def all_ready(running: Stack) -> StackView:
         known = await running.metric("moebius_gateway_workers", 'state="READY"')
         return view if known == len(view.workers) else None
 
-    view = await until(ready, 60, "all workers are ready")
+    view = await until(ready, "all workers are ready")
     assert isinstance(view, StackView)
     return view
 

@@ -23,15 +23,15 @@ class Scenario:
 
 
 SCENARIOS = (
-    Scenario("engine killed", 2, (Event(300, "engine", signal.SIGKILL),)),
-    Scenario("worker killed", 2, (Event(300, "front", signal.SIGKILL),)),
+    Scenario("engine killed", 2, (Event(100, "engine", signal.SIGKILL),)),
+    Scenario("worker killed", 2, (Event(100, "front", signal.SIGKILL),)),
     Scenario(
         "engine killed, then a worker",
         2,
-        (Event(200, "engine", signal.SIGKILL), Event(900, "front", signal.SIGKILL, worker=1)),
+        (Event(100, "engine", signal.SIGKILL), Event(500, "front", signal.SIGKILL, worker=1)),
     ),
-    Scenario("worker stopped", 2, (Event(300, "front", signal.SIGSTOP),)),
-    Scenario("engine stopped", 2, (Event(300, "engine", signal.SIGSTOP),)),
-    Scenario("engine of the only worker killed", 1, (Event(300, "engine", signal.SIGKILL),)),
-    Scenario("only worker killed", 1, (Event(300, "front", signal.SIGKILL),)),
+    Scenario("worker stopped", 2, (Event(100, "front", signal.SIGSTOP),)),
+    Scenario("engine stopped", 2, (Event(100, "engine", signal.SIGSTOP),)),
+    Scenario("engine of the only worker killed", 1, (Event(100, "engine", signal.SIGKILL),)),
+    Scenario("only worker killed", 1, (Event(100, "front", signal.SIGKILL),)),
 )

@@ -10,8 +10,9 @@ import pytest
 from moebius_cli.view import WorkerView
 from tests.faults.checks import all_ready
 from tests.faults.load import stream, sure_prompts
-from tests.stack import Stack, stack, until
+from tests.stack import Stack, stack
 from tests.tiny import write_checkpoint
+from tests.waiting import until
 from tests.worker.front.worker_process import gone, standing_by
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
@@ -26,7 +27,7 @@ async def ready(running: Stack, engines: int) -> tuple[WorkerView, int]:
         pid = standing_by(worker.pid, worker.engine_pid)
         return (worker, pid) if Path(worker.log).read_text().count("standing by") == engines and pid else None
 
-    worker, pid = await until(both, 60, "one stands by")
+    worker, pid = await until(both, "one stands by")
     return worker, pid
 
 
@@ -66,4 +67,4 @@ async def test_streams_outlive_engines_and_who_stands_by_for_them(tmp_path: Path
             assert third.pid == first.pid
 
             await killing(third.pid)
-            await until(lambda: gone(third.engine_pid) and gone(orphan), 10, "who was left is gone")
+            await until(lambda: gone(third.engine_pid) and gone(orphan), "who was left is gone")

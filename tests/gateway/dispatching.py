@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,17 +18,11 @@ from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
 from moebius_gateway.workers.metrics import DispatcherMetrics
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SLOW = Plan(rate=50)
 MODEL = ModelInfo("standin", "StandIn", "hash", 4096, 256, (2,), 0)
-
-
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Returns when the condition holds; fails after `seconds`."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def generation(

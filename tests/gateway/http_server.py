@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from moebius_gateway.text.model import TextModel
 from moebius_gateway.types import FinishReason, Generation, ModelInfo, TokenLogprobs, Tokens
 from moebius_gateway.workers.view import WorkerState, WorkerView
 from tests.tiny import EOS_TOKEN_ID, VOCAB_SIZE, write_tokenizer
+from tests.waiting import until
 
 # A step of a script: tokens are yielded, an event is awaited, an error is raised.
 Step = Tokens | asyncio.Event | Exception
@@ -176,13 +176,6 @@ async def running_gateway(backend: ScriptedBackend, **settings: Any) -> AsyncIte
         finally:
             server.should_exit = True
             await serving
-
-
-async def until(condition: Callable[[], Any], timeout: float = 10) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
 
 
 async def until_ready(gateway: Gateway) -> None:

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import httpx
 
 from moebius_gateway.api.admin import build_admin_app
-from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, until, until_ready
+from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, until_ready
+from tests.waiting import until
 
 
 @asynccontextmanager

@@ -20,10 +20,10 @@ from tests.gateway.dispatching import (
     gateway,
     generation,
     refusal,
-    until,
 )
 from tests.gateway.worker_standin import StandIn, undisturbed
 from tests.ports import free_port
+from tests.waiting import until
 
 
 def fail_all(worker: StandIn, **error: object) -> None:

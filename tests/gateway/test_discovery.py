@@ -20,8 +20,9 @@ from moebius_gateway.workers.view import WorkerState
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.cluster_fakes import PODS, FakeApi, now, pod
 from tests.cluster_http import line
-from tests.gateway.dispatching import Gateway, Seen, consume, generation, until
+from tests.gateway.dispatching import Gateway, Seen, consume, generation
 from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
+from tests.waiting import until
 
 SLOW = Plan(rate=100)
 PROMPT = tuple(range(3, 90))
@@ -230,7 +231,7 @@ async def test_a_worker_that_restarts_in_its_pod_rejoins_at_the_same_address(api
         await until(lambda: not it.ready("w-0"))
         assert it.names() == {"w-0"}
         async with serving(StandIn(Plan(), name="second"), port):
-            await until(lambda: it.ready("w-0"), 2)
+            await until(lambda: it.ready("w-0"), seconds=2)
             assert it.gateway.metric("attach_reconnects_total", worker="w-0") == 1
 
 

@@ -9,18 +9,9 @@ import pytest
 import structlog
 
 from moebius_gateway.types import FinishReason, GenerationError, Reason
-from tests.gateway.dispatching import (
-    SLOW,
-    Cluster,
-    begin,
-    cluster,
-    consume,
-    finish,
-    gateway,
-    generation,
-    until,
-)
+from tests.gateway.dispatching import SLOW, Cluster, begin, cluster, consume, finish, gateway, generation
 from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
+from tests.waiting import until
 
 KILLER = 300
 

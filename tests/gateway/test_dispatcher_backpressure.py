@@ -7,8 +7,9 @@ import pytest
 
 from moebius_gateway.types import GenerationError, Reason
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gateway.dispatching import begin, cluster, consume, finish, generation, refusal, until
+from tests.gateway.dispatching import begin, cluster, consume, finish, generation, refusal
 from tests.gateway.worker_standin import Plan, undisturbed
+from tests.waiting import until
 
 
 async def test_backpressure_goes_elsewhere_and_never_strikes_or_ejects() -> None:

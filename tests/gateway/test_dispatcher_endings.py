@@ -8,16 +8,9 @@ import pytest
 
 from moebius_gateway.types import FinishReason, GenerationError, Reason
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gateway.dispatching import (
-    SLOW,
-    Seen,
-    begin,
-    cluster,
-    consume,
-    generation,
-    until,
-)
+from tests.gateway.dispatching import SLOW, Seen, begin, cluster, consume, generation
 from tests.gateway.worker_standin import Plan, undisturbed
+from tests.waiting import until
 
 
 async def test_no_worker_until_the_deadline() -> None:

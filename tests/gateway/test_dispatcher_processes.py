@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from moebius_gateway.types import GenerationError, Reason
-from tests.gateway.dispatching import Gateway, Process, Seen, consume, gateway, generation, process, until
+from tests.gateway.dispatching import Gateway, Process, Seen, consume, gateway, generation, process
 from tests.gateway.worker_standin import undisturbed
+from tests.waiting import until
 
 SILENCE = 1.0
 COUNT = 16

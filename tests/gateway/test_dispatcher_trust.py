@@ -8,8 +8,9 @@ import pytest
 from moebius_gateway.types import GenerationError
 from moebius_gateway.workers.health import TRIAL_LOSSES
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gateway.dispatching import SLOW, cluster, consume, gateway, generation, refusal, until
+from tests.gateway.dispatching import SLOW, cluster, consume, gateway, generation, refusal
 from tests.gateway.worker_standin import Plan, StandIn, serving
+from tests.waiting import until
 
 
 async def test_ready_is_what_can_be_placed() -> None:

@@ -19,12 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from moebius_common.child import dies_with_us
 from moebius_gateway.text.model import TextModel
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gateway.dispatching import ROOT, until
+from tests.gateway.dispatching import ROOT
 from tests.gateway.http_server import events
 from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
 from tests.ports import free_port
-from tests.stack import until as until_true
 from tests.tiny import write_tokenizer
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = (5, 6, 7)
@@ -104,7 +104,7 @@ async def gateway(files: Path, workers: Sequence[StandIn], *arguments: str) -> A
                     return False
 
             try:
-                await until_true(answers, 20, "the gateway is ready")
+                await until(answers, "the gateway is ready")
                 yield Scene(http, f"http://{admin}", process, list(workers), text, log)
             finally:
                 if process.returncode is None:
@@ -129,9 +129,9 @@ async def scene(shared: Scene) -> AsyncIterator[Scene]:
         worker.refusal, worker.paused = None, False
         if worker.state != pb.STATE_READY:
             worker.become(pb.STATE_READY)
-    await until_true(shared.ready, 10, "both workers are ready")
+    await until(shared.ready, "both workers are ready")
     yield shared
-    await until_true(shared.idle, 2, "all gauges are back at zero")
+    await until(shared.idle, "all gauges are back at zero", 2)
     await until(lambda: not shared.running())
     assert shared.process.returncode is None
     assert not shared.logged()
@@ -266,7 +266,7 @@ async def test_full_workers_are_a_429_that_says_when_to_come_back(scene: Scene) 
 async def test_with_no_worker_it_says_so_at_the_clients_deadline(scene: Scene) -> None:
     for worker in scene.workers:
         worker.become(pb.STATE_LOADING)
-    await until_true(lambda: _is_ready(scene, False), 5, "the gateway is not ready")
+    await until(lambda: _is_ready(scene, False), "the gateway is not ready", 5)
     begun = time.monotonic()
     headers = {"X-Request-Timeout": "0.5"}
     answer = await scene.http.post("/v1/completions", json=request(0), headers=headers)

@@ -19,9 +19,9 @@ from tests.gateway.http_server import (
     ScriptedBackend,
     running_gateway,
     tokenizer_files,
-    until,
     until_ready,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

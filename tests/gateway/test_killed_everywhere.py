@@ -26,11 +26,11 @@ from moebius_gateway.workers.dispatcher import Dispatcher, DispatcherOptions
 from moebius_gateway.workers.metrics import DispatcherMetrics
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.gateway.api.chatty import SCHEMA, chatty_files, tools
-from tests.gateway.dispatching import until
 from tests.gateway.http_server import events
 from tests.gateway.worker_standin import Plan, Running, StandIn, serving
 from tests.ports import free_port
 from tests.tiny import EOS_TOKEN_ID, VOCAB_SIZE
+from tests.waiting import until
 
 FILES = chatty_files()
 TEXT = TextModel(FILES)

@@ -18,8 +18,9 @@ from moebius_gateway.text.errors import PromptError
 from moebius_gateway.text.model import TextModel
 from moebius_gateway.types import FinishReason, GenerationError, Tokens
 from tests.gateway.api.chatty import MODEL, chatty_files, tools
-from tests.gateway.http_server import Gateway, ScriptedBackend, running_gateway, until, until_ready
+from tests.gateway.http_server import Gateway, ScriptedBackend, running_gateway, until_ready
 from tests.gateway.test_template import conversation
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = {"max_header_bytes": 2000, "max_headers": 20, "max_messages": 3, "max_schema_bytes": 1000}
@@ -271,7 +272,7 @@ async def test_a_connection_is_not_kept_for_what_nobody_reads(
         ended = select.poll()
         # Its end is told, whatever is registered.
         ended.register(client, 0)
-        await until(lambda: ended.poll(0), timeout=20)
+        await until(lambda: ended.poll(0))
     strict.backend.reset()
 
 

@@ -16,8 +16,9 @@ from moebius_gateway.workers.link import Link, LinkLostError
 from moebius_gateway.workers.routing import prefix_blocks
 from moebius_gateway.workers.view import WorkerState
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gateway.dispatching import MODEL, Seen, cluster, consume, gateway, generation, until
+from tests.gateway.dispatching import MODEL, Seen, cluster, consume, gateway, generation
 from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
+from tests.waiting import until
 
 FILES = (("tokenizer.json", b"{}" * 100_000), ("chat_template.jinja", b"{{ messages }}"))
 LONG = tuple(range(3, 203))
@@ -121,7 +122,7 @@ async def test_a_worker_that_does_not_say_what_it_serves_holds_up_no_other() -> 
         serving(StandIn(Plan(), "other")) as other,
         gateway(mute, other) as built,
     ):
-        await until(built.ready, 2.0)
+        await until(built.ready, seconds=2.0)
         assert [view.address for view in built.ready_workers("standin")] == [f"127.0.0.1:{other}"]
 
 

@@ -9,15 +9,9 @@ import pytest
 
 from moebius_gateway.types import GenerationError, Reason
 from moebius_gateway.workers.losses import Losses
-from tests.gateway.dispatching import (
-    Cluster,
-    Seen,
-    cluster,
-    consume,
-    generation,
-    until,
-)
+from tests.gateway.dispatching import Cluster, Seen, cluster, consume, generation
 from tests.gateway.worker_standin import Plan
+from tests.waiting import until
 
 KILLER = 77
 SLOW = Plan(rate=50)

@@ -16,9 +16,10 @@ from tests.bench.rig import gateway as gateway_process
 from tests.bench.rig import simulated
 from tests.gateway.dispatching import consume, generation
 from tests.gateway.dispatching import gateway as dispatcher
-from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway, until
+from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, running_gateway
 from tests.gateway.reported import ELSEWHERE, SHOWN
 from tests.gateway.worker_standin import Plan, StandIn, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TESTS = Path(__file__).parents[1]

@@ -21,9 +21,10 @@ from moebius_proto.worker.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from moebius_worker.front.tls import server_credentials
 from moebius_worker.settings import WorkerTls as WorkerSide
 from tests.certificates import Certificate, authority, signed
-from tests.gateway.dispatching import Gateway, consume, gateway, generation, until
+from tests.gateway.dispatching import Gateway, consume, gateway, generation
 from tests.gateway.worker_standin import Plan, StandIn, undisturbed
 from tests.ports import free_port
+from tests.waiting import until
 
 
 async def hello(scope: dict, receive: object, send: object) -> None:  # type: ignore[type-arg]
@@ -102,7 +103,7 @@ async def worker(worker_tls: WorkerSide) -> AsyncIterator[int]:
 
 async def attached(built: Gateway, seconds: float) -> bool:
     try:
-        await until(built.ready, seconds)
+        await until(built.ready, seconds=seconds)
     except TimeoutError:
         return False
     return True

@@ -22,7 +22,8 @@ import torch
 from moebius_cli.view import WorkerView
 from moebius_worker.sim.vocabulary import vocabulary
 from tests.faults.checks import all_ready
-from tests.stack import Stack, stack, until
+from tests.stack import Stack, stack
+from tests.waiting import until
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "checkpoints" / "qwen3_moe-nvfp4-modelopt"
 GPU = torch.cuda.is_available()
@@ -151,7 +152,7 @@ async def kill_the_busiest(running: Stack) -> int:
         busy = [one for one in (await running.view()).workers if one.engine_pid and one.running]
         return max(busy, key=lambda one: one.running, default=None)
 
-    worker = await until(busiest, 30, "a busy worker")
+    worker = await until(busiest, "a busy worker")
     os.kill(worker.engine_pid, signal.SIGKILL)
     return int(worker.engine_pid)
 

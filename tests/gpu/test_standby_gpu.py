@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.tiny import write_checkpoint
-from tests.worker.front.worker_process import WorkerProcess, standing_by, until, worker
+from tests.waiting import until
+from tests.worker.front.worker_process import WorkerProcess, standing_by, worker
 
 GPU = torch.cuda.is_available()
 # A plan and kernels that are not there take a minute.
@@ -53,7 +54,7 @@ async def compare(folder: Path, device: str) -> tuple[float, float]:
     flags = () if device == "cuda" else ("--standby", "yes")
     async with worker(model, folder / "with", *on, *flags) as process:
         engine = await ready(process, 0)
-        await until(lambda: process.logged("standing by"), "one stands by", 60)
+        await until(lambda: process.logged("standing by"), "one stands by")
         pid = standing_by(process.process.pid, engine)
         held = psutil.Process(pid).memory_full_info()
         print(

@@ -3,8 +3,9 @@
 import openai
 import pytest
 
-from tests.stack import Stack, until
+from tests.stack import Stack
 from tests.tiny import VOCAB_SIZE
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 MESSAGES = [{"role": "user", "content": "The capital of France?"}]
@@ -140,5 +141,5 @@ async def test_a_client_that_leaves_frees_its_slot(tiny_stack: Stack, client: op
         workers = (await tiny_stack.view()).workers
         return all(worker.state == "READY" and worker.running == 0 for worker in workers)
 
-    await until(idle, 1, "the worker has nothing running")
+    await until(idle, "the worker has nothing running", 1)
     assert await tiny_stack.metric("moebius_gateway_requests_in_flight") == 0

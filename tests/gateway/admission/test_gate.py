@@ -14,7 +14,8 @@ from moebius_gateway.admission.limits import Client, ClientLimits, GateOptions, 
 from moebius_gateway.admission.metrics import AdmissionMetrics
 from moebius_gateway.types import Generation, GenerationError, Reason
 from moebius_gateway.workers.view import WorkerState, WorkerView
-from tests.gateway.dispatching import generation, until
+from tests.gateway.dispatching import generation
+from tests.waiting import until
 
 
 def worker(max_running: int = 4, **more: int) -> WorkerView:
@@ -225,7 +226,7 @@ async def test_with_no_worker_all_wait_for_one() -> None:
         assert (error.reason, error.retry_after > 0) == (Reason.NOT_READY, True)
         assert it.waiting() == 1
         it.workers = [worker()]
-        await until(lambda: it.inside == ["r"], 1.0)
+        await until(lambda: it.inside == ["r"], seconds=1.0)
         assert it.metric("refusals_total", reason="deadline") == 1
 
 

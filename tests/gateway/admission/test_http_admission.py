@@ -10,7 +10,8 @@ import pytest
 
 from moebius_gateway.admission.gate import LOOK_SECONDS
 from moebius_gateway.types import Generation
-from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, Step, events, running_gateway, until
+from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, Step, events, running_gateway
+from tests.waiting import until
 
 BODY: dict[str, Any] = {"model": MODEL.id, "prompt": [5, 6, 7]}
 

@@ -11,7 +11,8 @@ from moebius_gateway.api.errors import ApiError
 from moebius_gateway.api.responses.store import ResponseStore, Stored
 from moebius_gateway.types import FinishReason, GenerationError, Reason
 from tests.gateway.api.chatty import CALL, MODEL, SCHEMA, SPOKEN, THOUGHT, last, prompt, says
-from tests.gateway.http_server import Gateway, until
+from tests.gateway.http_server import Gateway
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 ASKED: dict[str, Any] = {"model": MODEL.id, "input": "Hi"}

@@ -13,7 +13,7 @@ from moebius_gateway.admission.limits import Client, Priority
 from moebius_gateway.auth import key_ring
 from moebius_gateway.auth.key_ring import KeyRing
 from moebius_gateway.auth.keys import KeysError, hashed
-from tests.gateway.dispatching import until
+from tests.waiting import until
 
 
 @asynccontextmanager

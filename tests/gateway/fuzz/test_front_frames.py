@@ -16,7 +16,8 @@ from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
 from moebius_worker.framing import FrameError, FrameReader, encode
 from tests.gateway.fuzz.frames import garbage
-from tests.worker.front.worker_process import WorkerProcess, attached, submit, until, worker
+from tests.waiting import until
+from tests.worker.front.worker_process import WorkerProcess, attached, submit, worker
 
 ATTACH = "/moebius.worker.v1.Worker/Attach"
 EXAMPLE = pb.GatewayFrame(submit=submit(1))

@@ -13,10 +13,11 @@ from google.protobuf.message import DecodeError
 from moebius_gateway.types import GenerationError, Reason
 from moebius_gateway.workers import wire
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gateway.dispatching import consume, gateway, generation, until
+from tests.gateway.dispatching import consume, gateway, generation
 from tests.gateway.fuzz.frames import filled, garbage
 from tests.gateway.worker_standin import SERVER_OPTIONS, Plan, StandIn, serving, undisturbed
 from tests.ports import free_port
+from tests.waiting import until
 
 SERVICE = "moebius.worker.v1.Worker"
 EXAMPLE = pb.WorkerFrame(

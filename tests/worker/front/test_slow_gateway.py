@@ -14,7 +14,8 @@ from moebius_worker.front.service import WorkerService
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.stream import MAX_LAG_FRAMES
 from moebius_worker.metrics import RequestMetrics
-from tests.worker.front.worker_process import Gateway, end_of, submit, until
+from tests.waiting import until
+from tests.worker.front.worker_process import Gateway, end_of, submit
 
 
 @dataclass

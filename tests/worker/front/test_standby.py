@@ -14,7 +14,8 @@ from moebius_worker.front import standby as standby_module
 from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.standby import LEFT_BYTES, Standby, Wanted, worth_it
 from moebius_worker.settings import WorkerSettings
-from tests.worker.front.worker_process import gone, standing_by, until
+from tests.waiting import until
+from tests.worker.front.worker_process import gone, standing_by
 
 SETTINGS = WorkerSettings(engine="sim", max_running=3)
 

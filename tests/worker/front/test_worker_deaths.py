@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.engine.loop import MAX_RAISES
-from tests.worker.front.worker_process import Gateway, WorkerProcess, attached, gone, submit, until, worker
+from tests.waiting import until
+from tests.worker.front.worker_process import Gateway, WorkerProcess, attached, gone, submit, worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -189,7 +190,7 @@ async def test_the_engine_dies_with_its_front(frail: WorkerProcess, gateway: Gat
 async def test_a_bad_checkpoint_is_permanent_and_said(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     async with worker(tmp_path / "model", tmp_path / "log") as process:
-        status = await process.in_state(pb.STATE_FAILED, 20)
+        status = await process.in_state(pb.STATE_FAILED)
         assert "config.json" in status.last_fault.message
         assert status.engine_pid == 0
         with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -208,7 +209,7 @@ async def test_engines_that_die_at_the_start_are_started_ever_more_slowly(
     (tmp_path / "torch.py").write_text("import os\nos._exit(3)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     async with worker(tiny_mixtral, tmp_path / "log", "--restart-delay", "0.3") as process:
-        await until(lambda: len(process.logged("engine ended")) >= 4, "four deaths", 60)
+        await until(lambda: len(process.logged("engine ended")) >= 4, "four deaths")
         delays = [line["restart_in_seconds"] for line in process.logged("engine ended")]
         assert all(later > 1.1 * earlier for earlier, later in pairwise(delays[:4])), delays
         ends = [datetime.fromisoformat(line["timestamp"]) for line in process.logged("engine ended")]

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.worker.front.worker_process import attached, gone, submit, until, worker
+from tests.waiting import until
+from tests.worker.front.worker_process import attached, gone, submit, worker
 
 
 async def test_drain_admits_nothing_and_finishes_what_runs(tiny_mixtral: Path, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.worker.front.worker_process import WorkerProcess, attached, submit, until, worker
+from tests.waiting import until
+from tests.worker.front.worker_process import WorkerProcess, attached, submit, worker
 
 FLAGS = ("--engine", "sim", "--restart-delay", "0.1", "--max-restart-delay", "0.3")
 DIES = {"faults": [{"action": "die", "after_tokens": 3}], "ttft": 0.0, "itl": 0.005}
@@ -91,7 +92,7 @@ async def test_an_engine_that_is_not_ready_is_replaced_at_once(tmp_path: Path) -
         await asyncio.sleep(0.5)
         assert (await process.status()).state == pb.STATE_LOADING
         annotate(annotations, 1)
-        after = await process.in_state(pb.STATE_READY, 10)
+        after = await process.in_state(pb.STATE_READY)
         assert level(after) == (1, "quick")
         assert not after.HasField("last_fault"), "nothing went wrong"
         assert len(process.logged("engine started")) == len(loading) + 1
@@ -119,7 +120,7 @@ async def test_a_long_pause_ends_with_another_level(tmp_path: Path) -> None:
         assert not await generates(process)
         await process.in_state(pb.STATE_RESTARTING)
         annotate(annotations, 2)
-        assert level(await process.in_state(pb.STATE_READY, 10)) == (2, "calm")
+        assert level(await process.in_state(pb.STATE_READY)) == (2, "calm")
 
 
 @pytest.mark.parametrize(("asked", "runs"), [(7, (2, "calm")), (0, (0, ""))])

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.tiny import EOS_TOKEN_ID, VOCAB_SIZE
+from tests.waiting import until
 from tests.worker.front.worker_process import (
     Gateway,
     WorkerProcess,
@@ -21,7 +22,6 @@ from tests.worker.front.worker_process import (
     end_of,
     read_log,
     submit,
-    until,
     worker,
 )
 

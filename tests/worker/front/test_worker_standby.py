@@ -11,15 +11,8 @@ from pathlib import Path
 import pytest
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.worker.front.worker_process import (
-    WorkerProcess,
-    attached,
-    gone,
-    standing_by,
-    submit,
-    until,
-    worker,
-)
+from tests.waiting import until
+from tests.worker.front.worker_process import WorkerProcess, attached, gone, standing_by, submit, worker
 
 FLAGS = ("--standby", "yes")
 
@@ -32,7 +25,7 @@ async def waits(process: WorkerProcess, times: int = 1) -> tuple[int, int]:
         pid = standing_by(process.process.pid, engine)
         return (engine, pid) if len(process.logged("standing by")) == times and pid else None
 
-    engine, pid = await until(both, "one stands by", 60)
+    engine, pid = await until(both, "one stands by")
     return engine, pid
 
 

@@ -5,8 +5,7 @@ import contextlib
 import json
 import os
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,7 @@ import psutil
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_proto.worker.v1 import worker_pb2_grpc
-
-START_SECONDS = 60.0
-
-
-async def until(condition: Callable[[], Any], what: str, seconds: float = 10.0) -> Any:
-    """Awaits that `condition()`, asked again and again, is true; returns its value."""
-    deadline = time.monotonic() + seconds
-    pause = 0.0
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        await asyncio.sleep(pause)
-        pause = min(0.05, pause + 0.001)
+from tests.waiting import PATIENCE, until
 
 
 @dataclass
@@ -50,14 +33,14 @@ class WorkerProcess:
         return await self.stub.GetStatus(pb.GetStatusRequest())
 
     async def ready(self) -> pb.Status:
-        return await self.in_state(pb.STATE_READY, START_SECONDS)
+        return await self.in_state(pb.STATE_READY)
 
-    async def in_state(self, state: pb.State, seconds: float = 10.0) -> pb.Status:
+    async def in_state(self, state: pb.State) -> pb.Status:
         async def reached() -> pb.Status | None:
             status = await self.status()
             return status if status.state == state else None
 
-        return await until(reached, f"{pb.State.Name(state)}; log:\n{self.log_file.read_text()}", seconds)
+        return await until(reached, f"{pb.State.Name(state)}; log:\n{self.log_file.read_text()}")
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         return [line for line in read_log(self.log_file) if line["event"] == event]
@@ -116,10 +99,10 @@ class Answer:
         return bool(self.finish_reason) or self.error is not None
 
 
-async def end_of(call: grpc.aio.StreamStreamCall, seconds: float = 10.0) -> grpc.StatusCode:
+async def end_of(call: grpc.aio.StreamStreamCall) -> grpc.StatusCode:
     """Reads and drops what comes until the stream ends; returns how."""
     with contextlib.suppress(grpc.aio.AioRpcError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(PATIENCE):
             while await call.read() is not grpc.aio.EOF:
                 pass
     return await call.code()
@@ -177,13 +160,13 @@ class Gateway:
     def answer(self, handle: int) -> Answer:
         return self.answers.setdefault(handle, Answer())
 
-    async def ended(self, handle: int, seconds: float = 20.0) -> Answer:
-        await until(lambda: self.answer(handle).ended, f"the end of {handle}", seconds)
+    async def ended(self, handle: int) -> Answer:
+        await until(lambda: self.answer(handle).ended, f"the end of {handle}")
         return self.answer(handle)
 
-    async def streaming(self, handle: int, tokens: int = 2, seconds: float = 20.0) -> None:
+    async def streaming(self, handle: int, tokens: int = 2) -> None:
         """Waits until so many tokens have come."""
-        await until(lambda: len(self.answer(handle).token_ids) >= tokens, f"tokens of {handle}", seconds)
+        await until(lambda: len(self.answer(handle).token_ids) >= tokens, f"tokens of {handle}")
 
     async def generate(self, request: pb.Submit) -> Answer:
         await self.submit(request)

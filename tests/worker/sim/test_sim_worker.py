@@ -24,7 +24,8 @@ from moebius_worker.sim.host import HostSettings, host
 from moebius_worker.sim.vocabulary import vocabulary
 from tests.ports import free_port
 from tests.stack import MOEBIUS
-from tests.worker.front.worker_process import Gateway, attached, submit, until, worker
+from tests.waiting import until
+from tests.worker.front.worker_process import Gateway, attached, submit, worker
 
 WORDS = vocabulary("").words
 FAST = ("--sim.ttft", "0", "--sim.itl", "0.001")
@@ -59,7 +60,7 @@ async def hosted(*flags: str, first: int = 0) -> AsyncIterator[Gateway]:
                     return (await stub.GetStatus(pb.GetStatusRequest())).state == pb.STATE_READY
                 return False
 
-            await until(ready, "the first is ready", 20)
+            await until(ready, "the first is ready")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{first}") as channel:
             gateway = Gateway(channel)
             await gateway.attach()
@@ -232,7 +233,7 @@ async def test_the_command_hosts_workers_until_it_is_told_to_stop(tmp_path: Path
                     assert host.returncode is None
                     return None
 
-            assert await until(models, "two workers", 30) == ["sim", "sim"]
+            assert await until(models, "two workers") == ["sim", "sim"]
     finally:
         if host.returncode is None:
             host.terminate()
