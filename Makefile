@@ -19,7 +19,9 @@ GPU_ALONE := tests/gpu/test_memory_gpu.py tests/gpu/test_standby_gpu.py tests/gp
 ARGS ?=
 
 comma := ,
-# Python compiles what is imported, which is less than all.
+# Python compiles what is imported, which is less than all, and keeps it: without that each process compiles
+# PyTorch anew, and takes twice as long to start.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 # Of all that pip says, what takes time.
 BIG := awk '/Downloading.* [MG]B\)/ || /^Processing/ || /^Installing/ { print "    " substr($$0, 1, 100); fflush() }'
