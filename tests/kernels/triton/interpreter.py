@@ -1,4 +1,7 @@
-"""Mends Triton 3.6's interpreter where it differs from what compiled kernels do."""
+"""Mends Triton 3.6's interpreter where it differs from what compiled kernels do, or wastes time."""
+
+from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -43,3 +46,27 @@ def mend() -> None:
 
     interpreter._patch_lang_tensor, interpreter._convert_float = patched, converted
     interpreter.InterpreterBuilder.create_dot = dot
+    interpreter._patch_lang = _once_a_launch(interpreter._patch_lang)
+    numpy_type = cache(interpreter._get_np_dtype)
+    interpreter._get_np_dtype = lambda one: (
+        np.dtype(np.uint64) if one.scalar.is_ptr() else numpy_type(one.scalar)
+    )
+
+
+def _once_a_launch(patch_lang):
+    """The original puts its own functions in the language's place with each function that a kernel calls."""
+    everywhere = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    nothing = interpreter._LangPatchScope()
+    patched = []
+
+    def restore_all():
+        while patched:
+            patched.pop().restore()
+
+    def patch(_):
+        if patched:
+            return nothing
+        patched.append(patch_lang(everywhere))
+        return SimpleNamespace(restore=restore_all)
+
+    return patch
