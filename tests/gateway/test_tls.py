@@ -104,7 +104,7 @@ async def worker(worker_tls: WorkerSide) -> AsyncIterator[int]:
 async def attached(built: Gateway, seconds: float) -> bool:
     try:
         await until(built.ready, seconds=seconds)
-    except TimeoutError:
+    except AssertionError:
         return False
     return True
 
