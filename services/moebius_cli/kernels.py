@@ -1,13 +1,14 @@
 """`moebius kernels`: what is compiled for GPUs, and how its work is cut up."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from moebius_cli.console import step
 from moebius_cli.errors import CliError, shown
+from moebius_cli.options import KvCacheDtypeOption
 from moebius_cli.tune import dummy_form, tune
 
 kernels = typer.Typer(
@@ -28,6 +29,7 @@ def build(
     load_format: Annotated[
         str, typer.Option(help="As of the worker: auto, or dummy:FORM for a config alone.")
     ] = "auto",
+    kv_cache_dtype: KvCacheDtypeOption = "model",
     max_running: Annotated[
         int, typer.Option(min=1, help="Requests that are computed at the same time, as of the worker.")
     ] = 32,
@@ -45,13 +47,16 @@ def build(
     """
     with shown():
         architectures = [_architecture(one) for one in arch]
+        options = {
+            "dummy_weights": dummy_form(load_format),
+            "max_running": max_running,
+            "max_step_tokens": max_step_tokens,
+        }
         console = Console()
         _build_sources(console, architectures)
         if model is not None:
             for architecture in architectures:
-                _build_model(
-                    console, model, dummy_form(load_format), max_running, max_step_tokens, architecture
-                )
+                _build_model(console, model, options, kv_cache_dtype, architecture)
 
 
 kernels.command()(tune)
@@ -80,20 +85,19 @@ def _build_sources(console: Console, architectures: Sequence[tuple[int, int]]) -
 def _build_model(
     console: Console,
     model: str,
-    dummy_weights: str | None,
-    max_running: int,
-    max_step_tokens: int | None,
+    options: dict[str, Any],
+    kv_cache_dtype: str,
     architecture: tuple[int, int],
 ) -> None:
+    """`options`: of `RunnerOptions`."""
     # Late, since it takes seconds to load torch.
+    from moebius_kernels.kv_pages import KvFormat
     from moebius_worker.checkpoint.checkpoint import open_checkpoint
     from moebius_worker.engine.runner import RunnerOptions
     from moebius_worker.preflight.build import build_kernels
     from moebius_worker.preflight.run import PreflightError
 
-    options = RunnerOptions(
-        dummy_weights=dummy_weights, max_running=max_running, max_step_tokens=max_step_tokens
-    )
+    wanted = RunnerOptions(kv_format=KvFormat(kv_cache_dtype), **options)
     with step(console, "{}.{}".format(*architecture)) as doing:
 
         def progress(phase: str, done: int, total: int) -> None:
@@ -101,7 +105,7 @@ def _build_model(
             doing.update(doing.result)
 
         try:
-            build_kernels(open_checkpoint(model), options, architecture, progress)
+            build_kernels(open_checkpoint(model), wanted, architecture, progress)
         except PreflightError as error:
             raise CliError(str(error)) from error
 

@@ -1,12 +1,15 @@
 """Options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from moebius_cli.state_dir import default_state_dir
 
+KvCacheDtypeOption = Annotated[
+    Literal["model", "fp8", "int8"], typer.Option(help="How keys and values are kept, as of the worker.")
+]
 StateDirOption = Annotated[
     Path,
     typer.Option(

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from moebius_cli.console import step
 from moebius_cli.errors import CliError, shown
+from moebius_cli.options import KvCacheDtypeOption
 
 if TYPE_CHECKING:
     from moebius_kernels.plan import Plan
@@ -24,7 +25,7 @@ def preflight(
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, float16. auto: as the worker would choose.")
     ] = "auto",
-    kv_cache_dtype: Annotated[str, typer.Option(help="model, fp8 or int8.")] = "model",
+    kv_cache_dtype: KvCacheDtypeOption = "model",
     max_running: Annotated[
         int, typer.Option(min=1, help="Requests that are computed at the same time.")
     ] = 32,
@@ -86,8 +87,6 @@ def _examine(
     from moebius_worker.preflight.examine import Wanted, find_plan
     from moebius_worker.preflight.run import PreflightError
 
-    if kv_cache_dtype not in list(KvFormat):
-        raise CliError(f"--kv-cache-dtype {kv_cache_dtype!r}: choose {', '.join(KvFormat)}.")
     wanted = Wanted(RunnerOptions(kv_format=KvFormat(kv_cache_dtype), **options), excluded)
     registry = gather()
     try:

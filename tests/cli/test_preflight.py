@@ -88,6 +88,30 @@ def test_kernels_are_compiled_ahead_for_each_architecture(monkeypatch, tmp_path:
     assert [name.rpartition("-")[0] for name in names] == ["scale-sm120", "scale-sm90"]
 
 
+def test_a_model_s_kernels_are_compiled_for_the_worker_s_own_settings(model: str, monkeypatch) -> None:
+    from moebius_kernels.kv_pages import KvFormat
+    from moebius_worker.engine.runner import RunnerOptions
+    from moebius_worker.preflight import build
+
+    built = []
+    monkeypatch.setattr(build, "build_kernels", lambda checkpoint, *wanted: built.append(wanted[:2]))
+    flags = ("--max-running", "4", "--max-step-tokens", "64", "--kv-cache-dtype", "int8")
+    result = RUNNER.invoke(
+        app,
+        ["kernels", "build", "--arch", "9.0", "--model", model, "--load-format", "dummy:nvfp4", *flags],
+    )
+    assert result.exit_code == 0, result.output
+    options = RunnerOptions(dummy_weights="nvfp4", max_running=4, max_step_tokens=64, kv_format=KvFormat.INT8)
+    assert built == [(options, (9, 0))]
+
+
+@pytest.mark.parametrize("command", [("preflight",), ("kernels", "build", "--arch", "9.0", "--model")])
+def test_a_dtype_of_the_cache_that_there_is_not_is_refused(model: str, command: tuple[str, ...]) -> None:
+    result = RUNNER.invoke(app, [*command, model, "--kv-cache-dtype", "int4"])
+    assert result.exit_code == 2
+    assert "fp8" in result.output
+
+
 @pytest.mark.parametrize("arch", ["hopper", "9", "9.x"])
 def test_what_is_no_architecture_is_refused(arch: str) -> None:
     result = RUNNER.invoke(app, ["kernels", "build", "--arch", arch])
