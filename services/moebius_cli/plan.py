@@ -33,6 +33,8 @@ class UpOptions:
     engine: str = "model"
     # The first of the ports for Prometheus; None: no metrics are served.
     metrics_port: int | None = None
+    # None: the model's own name.
+    served_model_name: str | None = None
 
     def metrics_flag(self, flag: str, place: int) -> tuple[str, ...]:
         """Gateway, controller and workers have places 0, 1, 2 and on."""
@@ -67,9 +69,13 @@ def check_port(host: str, port: int) -> None:
 
 def plan_stack(options: UpOptions, checkpoint: Checkpoint | None, ports: Sequence[int]) -> StackSpec:
     """A worker on each of `ports`, with the CPUs shared out among them. No checkpoint: a simulated model."""
+    served = options.served_model_name
     model: tuple[str, ...] = ()
     if checkpoint is not None:
-        model = ("--model", str(checkpoint.path.absolute()), "--served-model-name", checkpoint.name)
+        served = served or checkpoint.name
+        model = ("--model", str(checkpoint.path.absolute()))
+    if served:
+        model = (*model, "--served-model-name", served)
     threads = os.environ.get(_THREADS, str(max(1, cpu_count() // len(ports))))
     workers = []
     for number, port in enumerate(ports):

@@ -49,6 +49,13 @@ def up(
             "Left out: the demo model, a small MoE that is made on first use."
         ),
     ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MOEBIUS_WORKER_SERVED_MODEL_NAME",
+            help="What clients call the model. Left out: the name of its directory or file.",
+        ),
+    ] = None,
     engine: Annotated[
         Literal["model", "sim"],
         typer.Option(
@@ -99,7 +106,7 @@ def up(
     """
     options = UpOptions(
         *(workers, model, host, port, device, log_format, StateDir(state_dir.resolve()), question, once),
-        *(engine, metrics_port),
+        *(engine, metrics_port, served_model_name),
     )
     console = Console(highlight=False)
     with shown(), options.state_dir.locked():
@@ -137,7 +144,7 @@ class _Up:
     ) -> None:
         self._options = options
         self._stack = stack
-        self._model = SIM_NAME if checkpoint is None else checkpoint.name
+        self._model = options.served_model_name or (SIM_NAME if checkpoint is None else checkpoint.name)
         self._console = console
         state = options.state_dir
         self._gateway = Child("gateway", gateway_command(options, stack), state.log("gateway"), self._record)

@@ -92,20 +92,21 @@ def test_a_path_that_is_not_utf8(up_refused: Up, tiny_model: Path, tmp_path: Pat
     assert "is not UTF-8" in up_refused("--model", link)
 
 
-def test_device_and_engine_may_be_named_by_the_workers_own_variables(
+def test_device_engine_and_name_may_be_named_by_the_workers_own_variables(
     up_refused: Up, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flags, which `up` always gives them, hid these."""
 
     def planned(options: UpOptions, *_: object) -> None:
-        raise CliError(f"{options.engine} on {options.device}")
+        raise CliError(f"{options.engine} on {options.device} as {options.served_model_name}")
 
     monkeypatch.setattr("moebius_cli.up.plan_stack", planned)
     monkeypatch.setenv("MOEBIUS_WORKER_DEVICE", "cuda:1")
     monkeypatch.setenv("MOEBIUS_WORKER_ENGINE", "sim")
-    assert "sim on cuda:1" in up_refused("--model", tiny_model)
-    flags = ("--device", "cpu", "--engine", "model")
-    assert "model on cpu" in up_refused("--model", tiny_model, *flags)
+    monkeypatch.setenv("MOEBIUS_WORKER_SERVED_MODEL_NAME", "one")
+    assert "sim on cuda:1 as one" in up_refused("--model", tiny_model)
+    flags = ("--device", "cpu", "--engine", "model", "--served-model-name", "other")
+    assert "model on cpu as other" in up_refused("--model", tiny_model, *flags)
 
 
 def test_a_refusal_leaves_the_place_free(up_refused: Up, tmp_path: Path) -> None:
