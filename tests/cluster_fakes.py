@@ -210,12 +210,15 @@ class FakeApi:
             oldest = self._changes[0].version if self._changes else self._version + 1
             return version + 1 < oldest and version < self._version
 
-    def events(self, collection: str, selector: str, version: int, seconds: float) -> Iterator[bytes]:
-        """Lines of a watch; ends at its time, or when it is cut off."""
-        epoch, end = self.epoch, time.monotonic() + seconds
+    def events(
+        self, collection: str, selector: str, version: int, seconds: float, epoch: int
+    ) -> Iterator[bytes]:
+        """Lines of a watch that was asked for in this epoch; ends at its time, or when it is cut off."""
+        end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             with self._changed:
-                if not (news := [one for one in self._changes if one.version > version]):
+                news = [one for one in self._changes if one.version > version]
+                if not news and self.epoch == epoch:
                     self._changed.wait(left)
                 if self.epoch != epoch:
                     raise ConnectionAbortedError

@@ -105,12 +105,14 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.closed:  # on a connection from before
             self.close_connection = True
             return
-        asked, api = self._asked(), self.server.api
+        api = self.server.api
+        # Before it is counted: whoever sees a watch in the count can cut it off.
+        epoch, asked = api.epoch, self._asked()
         if api.faults.refuse is not None:
             self._answer(*status(api.faults.refuse, "Refused", "pods is forbidden"))
             return
         if asked.method == "GET" and asked.query.get("watch") in ("True", "true"):
-            self._watch(asked)
+            self._watch(asked, epoch)
             return
         match asked.method:
             case "GET":
@@ -135,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815
 
-    def _watch(self, asked: Asked) -> None:
+    def _watch(self, asked: Asked, epoch: int) -> None:
         api, version = self.server.api, int(asked.query["resourceVersion"])
         expired = api.faults.gone or ("event" if api.expired(version) else None)
         if expired == "status":
@@ -151,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
             elif not api.faults.hasty:
                 seconds = 3600 if api.faults.silent else float(asked.query.get("timeoutSeconds", 3600))
                 selector = asked.query.get("labelSelector", "")
-                for said in api.events(asked.path, selector, version, seconds):
+                for said in api.events(asked.path, selector, version, seconds, epoch):
                     self._chunk(said)
             self._chunk(b"")
         except OSError:

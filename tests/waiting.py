@@ -5,35 +5,35 @@ What is waited for comes soon; the limit is for what never comes, and wide: a bu
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 PATIENCE = 60.0
-_FIRST_PAUSE = 0.001
-_LONGEST_PAUSE = 0.02
 
 
 async def until(condition: Callable[[], Any], what: str = "it comes about", seconds: float = PATIENCE) -> Any:
     """Awaits that `condition()`, asked again and again, is true; returns its value. It may be async."""
-    deadline = time.monotonic() + seconds
-    pause = _FIRST_PAUSE
+    pauses = _pauses(what, seconds)
     while True:
         value = condition()
         if asyncio.iscoroutine(value):
             value = await value
         if value:
             return value
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        await asyncio.sleep(pause)
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        await asyncio.sleep(next(pauses))
 
 
 def wait_for(condition: Callable[[], Any], what: str = "it comes about", seconds: float = PATIENCE) -> Any:
     """The same, where no event loop runs."""
-    deadline = time.monotonic() + seconds
-    pause = _FIRST_PAUSE
+    pauses = _pauses(what, seconds)
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(pause)
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        time.sleep(next(pauses))
     return value
+
+
+def _pauses(what: str, seconds: float) -> Iterator[float]:
+    """A twentieth of what was waited already: what comes soon is seen soon, what does not is asked less."""
+    started = time.monotonic()
+    while (waited := time.monotonic() - started) < seconds:
+        yield min(max(waited / 20, 0.001), 0.05)
+    raise AssertionError(f"not within {seconds} s: {what}")
