@@ -75,7 +75,8 @@ def plan_stack(options: UpOptions, checkpoint: Checkpoint | None, ports: Sequenc
         served = served or checkpoint.name
         model = ("--model", str(checkpoint.path.absolute()))
     if served:
-        model = (*model, "--served-model-name", served)
+        # One word: a name may begin with a dash.
+        model = (*model, f"--served-model-name={served}")
     threads = os.environ.get(_THREADS, str(max(1, cpu_count() // len(ports))))
     workers = []
     for number, port in enumerate(ports):

@@ -194,7 +194,7 @@ class _Up:
             self._controller.check()
             self._gateway.check()
             views = await self._views()
-            if _all_ready(views):
+            if all(view.state == "READY" for view in views):
                 current.result = f"{len(views)} ready"
                 return
             current.update(", ".join(map(_worker_progress, views)))
@@ -213,12 +213,13 @@ class _Up:
         return views
 
     async def _gateway_ready(self, current: Step) -> None:
-        """Raises CliError if it is not ready soon after the workers: its side of the model cannot be used."""
+        """Raises CliError if a worker is ready for long and it is not, whose side of the model then cannot be
+        used, or if a worker fails for good."""
         deadline = time.monotonic() + GATEWAY_PATIENCE
         while not (view := await view_gateway(self._options.url, self._gateway.pid)).ready:
             self._gateway.check()
-            if not _all_ready(await self._views()):
-                # One died again already. That is no fault of the gateway, which serves with the others.
+            if not any(view.state == "READY" for view in await self._views()):
+                # All died again already: the gateway has nobody to serve with.
                 deadline = time.monotonic() + GATEWAY_PATIENCE
             elif time.monotonic() > deadline:
                 raise CliError(
@@ -332,10 +333,6 @@ moebius chat talks to it, moebius status shows it, Ctrl-C stops it. Logs: {logs}
 
 def _progress(what: str, done: int, total: int) -> str:
     return f"{what} {done / total:.0%}" if total else what
-
-
-def _all_ready(views: tuple[WorkerView, ...]) -> bool:
-    return all(view.state == "READY" for view in views)
 
 
 def _worker_progress(view: WorkerView) -> str:

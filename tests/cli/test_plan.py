@@ -41,9 +41,9 @@ def test_each_command_line_is_understood(options: UpOptions) -> None:
 
 
 def test_clients_may_know_the_model_by_another_name(options: UpOptions) -> None:
-    stack = plan_stack(replace(options, served_model_name="other"), CHECKPOINT, PORTS)
+    stack = plan_stack(replace(options, served_model_name="-other"), CHECKPOINT, PORTS)
     names = [read_settings(WorkerSettings, worker.argv[3:]).served_model_name for worker in stack.workers]
-    assert names == ["other"] * 2
+    assert names == ["-other"] * 2
 
 
 def test_prometheus_finds_each_at_a_port_of_its_own(options: UpOptions) -> None:

@@ -89,11 +89,13 @@ def test_kernels_are_compiled_ahead_for_each_architecture(monkeypatch, tmp_path:
 
 
 def test_a_model_s_kernels_are_compiled_for_the_worker_s_own_settings(model: str, monkeypatch) -> None:
+    from moebius_kernels import registry
     from moebius_kernels.kv_pages import KvFormat
     from moebius_worker.engine.runner import RunnerOptions
     from moebius_worker.preflight import build
 
     built = []
+    monkeypatch.setattr(registry, "cuda_sources", tuple)
     monkeypatch.setattr(build, "build_kernels", lambda checkpoint, *wanted: built.append(wanted[:2]))
     flags = ("--max-running", "4", "--max-step-tokens", "64", "--kv-cache-dtype", "int8")
     result = RUNNER.invoke(

@@ -28,8 +28,8 @@ def test_a_worker_that_dies_before_the_gateway_is_ready(tiny_model: Path, tmp_pa
         up.says("1 ready")
         (engine,) = up.engines()
         engine.kill()
-        # Longer than it bears a gateway that is not ready although the workers are.
+        # Longer than it bears a gateway that is not ready although a worker is.
         time.sleep(GATEWAY_PATIENCE + 2)
-        assert up.process.poll() is None, up.output
         os.kill(gateway_pid, signal.SIGCONT)
+        # It ends without saying so, if it has given up.
         up.says("ready at")

@@ -95,7 +95,7 @@ def _pod(one: Any) -> Pod:
     )
 
 
-async def until(condition: Callable[[], Any], timeout: float, what: str, interval: float = 0.2) -> Any:
+async def until(condition: Callable[[], Any], what: str, timeout: float, interval: float = 0.2) -> Any:
     """Calls `condition()` in a thread, again and again, until it is true; returns its value."""
     deadline = time.monotonic() + timeout
     while True:

@@ -180,7 +180,7 @@ async def all_ready(cluster: Cluster, timeout: float = 180) -> list[Pod]:
         pods = cluster.pods("worker")
         return pods if pods and all(pod.ready and not pod.ending for pod in pods) else None
 
-    pods = await until(ready, timeout, "all workers are ready")
+    pods = await until(ready, "all workers are ready", timeout)
     assert isinstance(pods, list)
     return pods
 

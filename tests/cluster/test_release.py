@@ -58,7 +58,7 @@ async def test_an_upgrade_fails_no_stream(scenes: Scenes) -> None:
     }
     started = time.monotonic()
     try:
-        await until(lambda: load.chunks > 400, 60, "streams run")
+        await until(lambda: load.chunks > 400, "streams run", 60)
         await asyncio.to_thread(release.install, merged(release.workers(2), changed))
     finally:
         seconds = time.monotonic() - started
@@ -75,7 +75,7 @@ async def test_poison_is_isolated(scenes: Scenes) -> None:
     stop = asyncio.Event()
     neighbours = asyncio.create_task(load.run(STREAMS, stop))
     try:
-        await until(lambda: load.chunks > 200, 60, "streams run")
+        await until(lambda: load.chunks > 200, "streams run", 60)
         async with new_client(load.url) as http:
             poisoned = await http.post(
                 "/v1/completions", json=Prompt((20, 30, KILLING_TOKEN_ID, 40)).body(load.model)
@@ -161,8 +161,8 @@ async def test_a_worker_leaves_a_node_that_is_gone(scenes: Scenes, worker_of_fak
     try:
         await until(
             lambda: (now := find()) and now.uid != before.uid and now.ready and now.node != before.node,
-            240,
             "the worker is on another node",
+            240,
             1.0,
         )
         scenes.report.add("node gone", elsewhere=time.monotonic() - started)
@@ -183,7 +183,7 @@ async def test_nothing_is_left(scenes: Scenes) -> None:
     def gone() -> bool:
         return not run("kubectl", "--namespace", NAMESPACE, "get", kinds, *label).strip()
 
-    await until(gone, 120, "all objects of the release are gone")
+    await until(gone, "all objects of the release are gone", 120)
     names = run("kubectl", "--namespace", NAMESPACE, "get", "configmaps,leases,secrets", "--output", "name")
     assert release.FULLNAME not in names
     cluster_wide = run("kubectl", "get", "clusterroles,clusterrolebindings", *label)

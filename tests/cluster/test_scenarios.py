@@ -60,5 +60,5 @@ async def recovered(scenario: Scenario, cluster: Cluster, lives: Lives, struck: 
         ready = len(pods) == scenario.workers and all(pod.ready and not pod.ending for pod in pods)
         return ready and (scenario.changes == "nothing" or cluster.lives(scenario.changes) != lives)
 
-    await until(well, 180, f"workers are ready again and {scenario.changes} others")
+    await until(well, f"workers are ready again and {scenario.changes} others", 180)
     return time.monotonic() - struck

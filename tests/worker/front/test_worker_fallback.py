@@ -115,7 +115,7 @@ async def test_an_engine_that_cannot_be_started_waits_for_another_level(tmp_path
 
 async def test_a_long_pause_ends_with_another_level(tmp_path: Path) -> None:
     annotations = tmp_path / "annotations"
-    pause = ("--restart-delay", "60", "--max-restart-delay", "60")
+    pause = ("--restart-delay", "600", "--max-restart-delay", "600")
     async with worker("", tmp_path / "log", *flags(annotations, DIES), *pause) as process:
         assert not await generates(process)
         await process.in_state(pb.STATE_RESTARTING)
