@@ -96,10 +96,12 @@ async def test_no_worker_outlives_a_killed_controller_and_the_next_one_remembers
 
 
 async def test_a_damaged_memory_is_said_and_done_without(tmp_path: Path) -> None:
-    (tmp_path / "controller.json").write_text('{"pid": 1, "hist')
+    memory, damaged = tmp_path / "controller.json", '{"pid": 1, "hist'
+    memory.write_text(damaged)
     async with controller_process(tmp_path, shell(tmp_path, "exec sleep 1000")) as controller:
         await controller.logged("starting without a history")
         await controller.logged("worker started")
+        await until(lambda: memory.read_text() != damaged, "what it knows now is kept")
         assert await controller.running()
 
 
