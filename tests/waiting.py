@@ -32,8 +32,9 @@ def wait_for(condition: Callable[[], Any], what: str = "it comes about", seconds
 
 
 def _pauses(what: str, seconds: float) -> Iterator[float]:
-    """A twentieth of what was waited already: what comes soon is seen soon, what does not is asked less."""
-    started = time.monotonic()
-    while (waited := time.monotonic() - started) < seconds:
-        yield min(max(waited / 20, 0.001), 0.05)
+    """Short at first: what comes soon is seen soon."""
+    deadline, pause = time.monotonic() + seconds, 0.001
+    while time.monotonic() < deadline:
+        yield pause
+        pause = min(pause * 1.5, 0.02)
     raise AssertionError(f"not within {seconds} s: {what}")

@@ -98,7 +98,9 @@ async def test_a_worker_that_cannot_start_is_put_on_the_next_level_and_so_is_its
             assert found is not None
             why = found["metadata"]["annotations"]["moebius.dev/fallback-reason"]
             assert why == "its engine cannot be started: out of memory"
-            assert running.metric("worker_fallback_level", worker="w-0") == 1
+            await until(
+                lambda: running.metric("worker_fallback_level", worker="w-0") == 1, "the level is shown"
+            )
             worker.status = pb.Status(state=pb.STATE_READY, fallback_level=1, fallback_levels=1)
             await running.sees("w-0", "READY")
             api.remove(f"{PODS}/w-0")
@@ -176,7 +178,7 @@ async def test_while_the_api_server_is_away_nothing_is_done_and_nothing_breaks()
             await until(lambda: running.leads, "it leads")
             api.go()
             await until(lambda: not running.leads, "it leads no more")
-            assert running.metric("hands_off") == 1
+            await until(lambda: running.metric("hands_off") == 1, "it keeps its hands off")
             # Workers are asked on.
             worker.status = pb.Status(state=pb.STATE_FAILED, fallback_levels=3)
             await running.sees("w-0", "FAILED")
@@ -207,8 +209,11 @@ async def test_an_action_that_fails_is_tried_again_and_counted(monkeypatch: pyte
             monkeypatch.setattr(running.driver._actions, "carry_out", fails_at_first)
             api.change(f"{PODS}/w-0", ended)
             await until(lambda: events(api), "it is done")
+            await until(
+                lambda: running.metric("actions_total", action="replace", trouble="ended") == 1,
+                "it is counted",
+            )
             assert running.metric("api_errors_total", call="Replace") == 3
-            assert running.metric("actions_total", action="replace", trouble="ended") == 1
             assert len(deletions(api)) == len(events(api)) == 1
 
 
