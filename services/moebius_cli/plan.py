@@ -13,6 +13,7 @@ from moebius_cli.state_dir import StateDir
 from moebius_common.cpus import cpu_count
 from moebius_controller.spec import StackSpec, WorkerSpec
 from moebius_worker.checkpoint.checkpoint import Checkpoint
+from moebius_worker.sim.vocabulary import SIM_NAME
 
 _THREADS = "MOEBIUS_WORKER_THREADS"
 
@@ -67,23 +68,23 @@ def check_port(host: str, port: int) -> None:
         ) from error
 
 
+def model_name(options: UpOptions, checkpoint: Checkpoint | None) -> str:
+    """What clients call the model. No checkpoint: a simulated model."""
+    return options.served_model_name or (SIM_NAME if checkpoint is None else checkpoint.name)
+
+
 def plan_stack(options: UpOptions, checkpoint: Checkpoint | None, ports: Sequence[int]) -> StackSpec:
     """A worker on each of `ports`, with the CPUs shared out among them. No checkpoint: a simulated model."""
-    served = options.served_model_name
-    model: tuple[str, ...] = ()
-    if checkpoint is not None:
-        served = served or checkpoint.name
-        model = ("--model", str(checkpoint.path.absolute()))
-    if served:
-        # One word: a name may begin with a dash.
-        model = (*model, f"--served-model-name={served}")
+    model = () if checkpoint is None else ("--model", str(checkpoint.path.absolute()))
+    # One word: a name may begin with a dash.
+    served = f"--served-model-name={model_name(options, checkpoint)}"
     threads = os.environ.get(_THREADS, str(max(1, cpu_count() // len(ports))))
     workers = []
     for number, port in enumerate(ports):
         name, listen = f"worker-{number}", f"{HOST}:{port}"
         argv = (
             *(sys.executable, "-m", "moebius_worker"),
-            *("--engine", options.engine, *model),
+            *("--engine", options.engine, *model, served),
             *("--listen", listen, "--device", options.device),
             *("--threads", threads, "--log-format", options.log_format),
             *options.metrics_flag("--metrics-listen", 2 + number),

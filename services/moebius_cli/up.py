@@ -21,14 +21,20 @@ from moebius_cli.errors import CliError, shown
 from moebius_cli.memory import MemoryNeed, least_weight_bytes
 from moebius_cli.model import prepare_model
 from moebius_cli.options import StateDirOption
-from moebius_cli.plan import UpOptions, check_port, controller_command, gateway_command, plan_stack
+from moebius_cli.plan import (
+    UpOptions,
+    check_port,
+    controller_command,
+    gateway_command,
+    model_name,
+    plan_stack,
+)
 from moebius_cli.ports import hold_ports
 from moebius_cli.state_dir import StateDir, UpRecord
 from moebius_cli.view import WorkerView, read_state, view_gateway, view_workers
 from moebius_controller.spec import StackSpec
 from moebius_worker.checkpoint.checkpoint import Checkpoint
 from moebius_worker.host_memory import host_memory
-from moebius_worker.sim.vocabulary import SIM_NAME
 
 # Longer than the gateway's and the workers' own grace periods, which are the ones that should end things.
 STOP_GRACE = 40.0
@@ -144,7 +150,7 @@ class _Up:
     ) -> None:
         self._options = options
         self._stack = stack
-        self._model = options.served_model_name or (SIM_NAME if checkpoint is None else checkpoint.name)
+        self._model = model_name(options, checkpoint)
         self._console = console
         state = options.state_dir
         self._gateway = Child("gateway", gateway_command(options, stack), state.log("gateway"), self._record)

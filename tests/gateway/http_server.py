@@ -180,9 +180,12 @@ async def running_gateway(backend: ScriptedBackend, **settings: Any) -> AsyncIte
 
 async def until_ready(gateway: Gateway) -> None:
     """Its model's tokenizer is loaded, in the background, soon after the start."""
-    async with gateway.client() as client, asyncio.timeout(10):
-        while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    async with gateway.client() as client:
+
+        async def ready() -> bool:
+            return (await client.get("/readyz")).status_code == 200
+
+        await until(ready, "the gateway is ready", 10)
 
 
 def events(body: str) -> list[str]:
