@@ -12,7 +12,7 @@ import pytest
 
 from moebius_cli.children import Child
 from moebius_cli.errors import CliError
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(60)"
 IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEPS
@@ -39,7 +39,7 @@ async def test_it_is_started_again(tmp_path: Path) -> None:
     assert pids[0] != pids[1]
     assert "was killed by SIGKILL" in said[0]
     await sleeper.stop(10)
-    await asyncio.wait_for(keeping, 5)
+    await asyncio.wait_for(keeping, PATIENCE)
     assert not psutil.pid_exists(pids[1])
 
 
@@ -51,7 +51,7 @@ async def test_stopped_between_two_processes_it_stays_down(tmp_path: Path) -> No
     keeping = asyncio.create_task(sleeper.keep(said.append))
     await until(lambda: said, "its end is seen")
     await sleeper.stop(10)
-    await asyncio.wait_for(keeping, 5)
+    await asyncio.wait_for(keeping, PATIENCE)
     assert len(pids) == 1
 
 
@@ -59,7 +59,7 @@ async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     sleeper = child(tmp_path / "log", IGNORES_SIGTERM)
     await sleeper.start()
     await until(lambda: (tmp_path / "log").read_text(), "it runs")
-    await asyncio.wait_for(sleeper.stop(0.2), 10)
+    await asyncio.wait_for(sleeper.stop(0.2), PATIENCE)
     assert not psutil.pid_exists(sleeper.pid)
 
 
@@ -114,7 +114,7 @@ async def test_a_start_that_the_machine_refuses_is_tried_again(
         await until(lambda: any("cannot be started" in line for line in said), "the failure is said")
     await until(lambda: len(pids) == 2, "a second process")
     await sleeper.stop(10)
-    await asyncio.wait_for(keeping, 5)
+    await asyncio.wait_for(keeping, PATIENCE)
 
 
 async def test_one_that_cannot_write_its_log_is_started_all_the_same(tmp_path: Path) -> None:
@@ -128,4 +128,4 @@ async def test_one_that_cannot_write_its_log_is_started_all_the_same(tmp_path: P
     os.kill(sleeper.pid, signal.SIGKILL)
     await until(lambda: len(pids) == 2, "a second process")
     await sleeper.stop(10)
-    await asyncio.wait_for(keeping, 5)
+    await asyncio.wait_for(keeping, PATIENCE)

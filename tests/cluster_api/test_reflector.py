@@ -16,7 +16,7 @@ from moebius_cluster.pods import Pod, pod_of
 from moebius_cluster.reflector import Reflector
 from tests.cluster_fakes import PODS, FakeApi, pod
 from tests.cluster_http import line
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 
 @pytest.fixture
@@ -333,10 +333,10 @@ def test_a_user_that_raises_is_told_again(api: FakeApi) -> None:
         wait_for(lambda: api.watches() >= 1)
         told.clear()
         api.put(PODS, pod("a"))
-        assert told.wait(2)
+        assert told.wait(PATIENCE)
         told.clear()
         api.put(PODS, pod("b"))
-        assert told.wait(2)
+        assert told.wait(PATIENCE)
         assert seen.names() == ["a", "b"]
         assert lists(api) == 1
 
@@ -348,7 +348,7 @@ def test_stopping_ends_the_thread_and_is_told_nobody(api: FakeApi) -> None:
         (thread,) = [one for one in threading.enumerate() if one.name == "reflector" and one not in before]
         changes = seen.changes
         seen.reflector.stop()
-        thread.join(2)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
         api.put(PODS, pod("a"))
         assert seen.changes == changes

@@ -12,7 +12,7 @@ import structlog
 
 from moebius_gateway.types import FinishReason, GenerationError, Reason, Tokens
 from tests.gateway.http_server import MODEL, Gateway, ScriptedBackend, events, running_gateway
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT: dict[str, Any] = {"model": MODEL.id, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -253,5 +253,5 @@ async def test_the_deadline_holds_for_a_client_that_does_not_read(gateway: Gatew
 
 def _all_of(client: socket.socket) -> bytes:
     """What comes until the other side closes the connection."""
-    client.settimeout(10)
+    client.settimeout(PATIENCE)
     return b"".join(iter(lambda: client.recv(1 << 20), b""))

@@ -21,7 +21,7 @@ from tests.gateway.http_server import (
     tokenizer_files,
     until_ready,
 )
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -84,7 +84,7 @@ async def test_not_ready_before_the_tokenizer_is_loaded(monkeypatch: pytest.Monk
     may_load = threading.Event()
 
     def slow(files: Mapping[str, bytes], family: str | None) -> TextModel:
-        assert may_load.wait(10)
+        assert may_load.wait(PATIENCE)
         return TextModel(files)
 
     monkeypatch.setattr(registry, "_text_model", slow)

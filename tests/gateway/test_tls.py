@@ -79,9 +79,7 @@ async def test_clients_see_the_certificate_that_is_in_the_files(
         await asyncio.sleep(0.1)
         assert await get(url, first) == "https"
         replace(used, signed(tmp_path, second, "new"))
-        async with asyncio.timeout(5):
-            while await get(url, second) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until(lambda: get(url, second))
         assert await get(url, first) is None
 
 

@@ -16,7 +16,7 @@ from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
 from moebius_worker.framing import FrameError, FrameReader, encode
 from tests.gateway.fuzz.frames import garbage
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.worker.front.worker_process import WorkerProcess, attached, submit, worker
 
 ATTACH = "/moebius.worker.v1.Worker/Attach"
@@ -44,7 +44,7 @@ async def test_a_garbling_gateway_costs_nobody_else(simulated: WorkerProcess, se
         try:
             await call.write(data)
             await call.done_writing()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while await call.read() is not grpc.aio.EOF:
                     pass
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

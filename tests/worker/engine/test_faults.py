@@ -8,6 +8,7 @@ import pytest
 from moebius_worker.engine.faults import FaultInjector, InjectedError
 from moebius_worker.engine.types import Slice
 from moebius_worker.settings import InjectedFault
+from tests.waiting import PATIENCE
 
 CHILD = """
 from moebius_worker.engine.faults import FaultInjector
@@ -42,7 +43,7 @@ def test_without_faults_nothing_happens() -> None:
 
 def test_kill_is_sigkill() -> None:
     with child("kill") as process:
-        assert process.wait(20) == -signal.SIGKILL
+        assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_hang_hangs_until_it_is_killed() -> None:

@@ -29,6 +29,7 @@ from moebius_worker.engine.sampler import sample
 from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.engine.types import Request, Slice
 from moebius_worker.framing import FrameReader, encode
+from tests.waiting import PATIENCE
 
 VOCAB = 50
 # A gateway gives a request up after so many.
@@ -98,11 +99,11 @@ class Bench:
         self.front.sendall(encode(engine_pb2.FrontFrame(cancel=pb.Cancel(handle=handle))))
 
     def read_until(self, condition: Callable[["Bench"], object]) -> None:
-        """Reads frames, for 10 s at most, until the condition holds."""
-        self.front.settimeout(10)
-        deadline = time.monotonic() + 10
+        """Reads frames, until the condition holds."""
+        self.front.settimeout(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
         while not condition(self):
-            assert time.monotonic() < deadline, "not within 10 s"
+            assert time.monotonic() < deadline, f"not within {PATIENCE} s"
             data = self.front.recv(65536)
             assert data, "the loop ended"
             self.frames += [engine_pb2.EngineFrame.FromString(payload) for payload in self.reader.feed(data)]
@@ -127,7 +128,7 @@ class Bench:
         return any(d.finish_reason for end in self.ends() for d in end.deltas if d.handle == handle)
 
     def outcome(self) -> Exception:
-        self.thread.join(10)
+        self.thread.join(PATIENCE)
         assert self.ended, "the loop goes on"
         return self.ended[0]
 
@@ -168,7 +169,7 @@ def bench() -> Iterator[Bench]:
     thread.start()
     yield Bench(runner, theirs, thread, ended)
     theirs.close()
-    thread.join(10)
+    thread.join(PATIENCE)
     ours.close()
     assert ended, "the loop ends with its front"
 

@@ -25,6 +25,7 @@ from moebius_worker.engine.runner import Computed
 from moebius_worker.engine.sampler import sample
 from moebius_worker.engine.scheduler import Scheduler
 from moebius_worker.engine.types import SampleRow, Slice
+from tests.waiting import PATIENCE
 from tests.worker.engine.test_loop import CONFIG, EOS, TRIGGER, VOCAB, letters, request
 
 # What a step says of the tokens that it computes.
@@ -272,7 +273,7 @@ def test_nothing_runs_ahead_of_what_the_host_has_a_part_in(fields: dict[str, Any
         assert not engine.errors(1)
         # A grammar is compiled elsewhere.
         if not engine.turn():
-            assert engine.woken.wait(10)
+            assert engine.woken.wait(PATIENCE)
     engine.submit(request(2, [7], max_tokens=20))
     while len(engine.tokens(1)) < 8:
         engine.turn()

@@ -22,6 +22,7 @@ from moebius_worker.engine.memory import OutOfMemoryPlan
 from moebius_worker.framing import FrameReader
 from moebius_worker.settings import WorkerSettings
 from tests.tiny import write_checkpoint
+from tests.waiting import PATIENCE
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Engine:
 def engine(model: Path, **settings: object) -> Iterator[Engine]:
     options = {"device": "cpu", "threads": 1, "kv_cache_memory": "2MiB"} | settings
     ours, theirs = socket.socketpair()
-    ours.settimeout(60)
+    ours.settimeout(PATIENCE)
     with theirs, tempfile.TemporaryFile() as flights:
         descriptors = (theirs.fileno(), flights.fileno())
         flags = ("--fd", str(descriptors[0]), "--flights", str(descriptors[1]))
@@ -58,7 +59,7 @@ def engine(model: Path, **settings: object) -> Iterator[Engine]:
     try:
         with ours:
             yield Engine(process, ours)
-            process.wait(10)
+            process.wait(PATIENCE)
     finally:
         process.kill()
         process.wait()

@@ -8,6 +8,7 @@ import pytest
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.engine.pipe import FrontGoneError, Pipe
 from moebius_worker.framing import FrameError, FrameReader, encode
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_a_frame_larger_than_the_socket_buffer(pair: tuple[Pipe, socket.socket])
     payloads: list[bytes] = []
     while not payloads:
         payloads = list(reader.feed(front.recv(65536)))
-    sender.join(5)
+    sender.join(PATIENCE)
     assert engine_pb2.EngineFrame.FromString(payloads[0]) == large
 
 

@@ -14,6 +14,7 @@ from moebius_worker.front.state import WorkerState
 from moebius_worker.front.stream import GatewayStream, LaggingGatewayError
 from moebius_worker.front.supervise import End
 from moebius_worker.metrics import RequestMetrics
+from tests.waiting import PATIENCE
 from tests.worker.front.worker_process import submit
 
 MODEL = pb.Model(id="m", vocab_size=384, max_model_len=100)
@@ -55,7 +56,7 @@ def bench() -> Iterator[Bench]:
 
 
 async def received(stream: GatewayStream) -> pb.WorkerFrame:
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE):
         async for frame in stream.frames():
             return frame
     raise AssertionError
@@ -87,7 +88,7 @@ async def test_a_finished_handle_is_free_and_the_exchange_idle(bench: Bench) -> 
     bench.exchange.submit(stream, submit(1))
     assert bench.exchange.in_flight == 1
     bench.step(pb.Delta(handle=bench.submitted[0], token_ids=[1], finish_reason=pb.FINISH_REASON_STOP))
-    await asyncio.wait_for(bench.exchange.idle(), 1)
+    await asyncio.wait_for(bench.exchange.idle(), PATIENCE)
     assert (bench.exchange.in_flight, stream.handles) == (0, {})
     assert bench.registry.get_sample_value(
         "vllm:request_success_total", {"model_name": "m", "finished_reason": "stop"}
@@ -185,7 +186,7 @@ async def test_a_gateway_that_lags_loses_its_stream_and_no_other() -> None:
     for step in range(5):
         stream.put(pb.WorkerFrame(status=pb.Status(step=step)))
     with pytest.raises(LaggingGatewayError):
-        await asyncio.wait_for(stream.watch_lag(), 1)
+        await asyncio.wait_for(stream.watch_lag(), PATIENCE)
 
 
 def value(bench: Bench, name: str, **labels: str) -> float:

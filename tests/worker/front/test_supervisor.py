@@ -15,6 +15,7 @@ from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervisor import Supervisor
 from moebius_worker.metrics import RequestMetrics
 from moebius_worker.settings import WorkerSettings
+from tests.waiting import PATIENCE
 
 
 class ReadyEngine:
@@ -51,7 +52,7 @@ async def test_a_model_that_the_front_cannot_read_is_a_permanent_failure_with_it
     async def changed() -> None:
         pass
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await Supervisor(
             WorkerSettings(model="nowhere"), state, exchange, changed, Standby("no", start)
         ).run()

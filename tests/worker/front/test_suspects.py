@@ -20,6 +20,7 @@ from moebius_worker.front.supervise import Observation, judge
 from moebius_worker.front.supervisor import Supervisor
 from moebius_worker.metrics import RequestMetrics, WorkerCollector
 from moebius_worker.settings import WorkerSettings
+from tests.waiting import PATIENCE
 from tests.worker.front.test_supervise import POLICY
 
 DEATHS = {
@@ -96,7 +97,7 @@ async def _starts(engines: list[DyingEngine], **settings: object) -> list[tuple[
     options = WorkerSettings(model="m", restart_delay=0.001, max_restart_delay=0.001, **settings)
     supervisor = Supervisor(options, state, exchange, changed, Standby("no", start))
     with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await supervisor.run()
     return excluded
 

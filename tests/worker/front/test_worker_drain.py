@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.worker.front.worker_process import attached, gone, submit, worker
 
 
@@ -59,7 +59,7 @@ async def test_a_second_signal_ends_it_at_once(tiny_mixtral: Path, tmp_path: Pat
             process.process.terminate()
             await until(lambda: gateway.statuses[-1].state == pb.STATE_DRAINING, "the push", 1)
             process.process.terminate()
-            assert await asyncio.wait_for(process.process.wait(), 10) == 0
+            assert await asyncio.wait_for(process.process.wait(), PATIENCE) == 0
             assert gone(engine_pid)
             assert len(gateway.answer(1).token_ids) < 2000
 
@@ -79,7 +79,7 @@ async def test_a_taken_port_is_one_clear_line(tiny_mixtral: Path, tmp_path: Path
             sys.executable, "-m", "moebius_worker", *arguments, stderr=asyncio.subprocess.PIPE
         )
         try:
-            _, stderr = await asyncio.wait_for(second.communicate(), 20)
+            _, stderr = await asyncio.wait_for(second.communicate(), PATIENCE)
         finally:
             if second.returncode is None:
                 second.kill()

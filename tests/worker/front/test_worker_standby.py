@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.worker.front.worker_process import WorkerProcess, attached, gone, standing_by, submit, worker
 
 FLAGS = ("--standby", "yes")
@@ -73,7 +73,7 @@ async def test_nobody_is_left(number: signal.Signals, tmp_path: Path) -> None:
     async with worker("", tmp_path / "log", "--engine", "sim", *FLAGS) as process:
         both = await waits(process)
         process.process.send_signal(number)
-        await asyncio.wait_for(process.process.wait(), 10)
+        await asyncio.wait_for(process.process.wait(), PATIENCE)
         await until(lambda: all(map(gone, both)), "the end of both")
 
 

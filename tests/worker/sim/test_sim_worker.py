@@ -24,7 +24,7 @@ from moebius_worker.sim.host import HostSettings, host
 from moebius_worker.sim.vocabulary import vocabulary
 from tests.ports import free_port
 from tests.stack import MOEBIUS
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.worker.front.worker_process import Gateway, attached, submit, worker
 
 WORDS = vocabulary("").words
@@ -202,7 +202,7 @@ async def test_reset_takes_the_whole_process(tmp_path: Path) -> None:
         await process.ready()
         await gateway.submit(submit(1, max_tokens=40))
         await until(lambda: gateway.code is not None, "the end of the stream")
-        assert await asyncio.wait_for(process.process.wait(), 10) < 0
+        assert await asyncio.wait_for(process.process.wait(), PATIENCE) < 0
         assert gateway.answer(1).error is None, "without a word"
 
 
@@ -237,4 +237,4 @@ async def test_the_command_hosts_workers_until_it_is_told_to_stop(tmp_path: Path
     finally:
         if host.returncode is None:
             host.terminate()
-        assert await asyncio.wait_for(host.wait(), 20) == 0
+        assert await asyncio.wait_for(host.wait(), PATIENCE) == 0
