@@ -5,6 +5,7 @@ import gc
 import inspect
 import logging
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,10 @@ from xdist.scheduler import LoadScopeScheduling
 # Triton is told when it is first imported, which any test may do: without a GPU its interpreter runs kernels.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# The background jobs of a shell's script ignore interrupts, and so would what tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Their tests start processes, wait more than they compute, and share what a session starts: a folder is for
 # one process, whatever runs beside it. They begin first, the longest first: what ends late is short then.

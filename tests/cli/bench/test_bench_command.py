@@ -72,8 +72,10 @@ def test_a_sweep_in_which_nothing_is_answered() -> None:
 
 def test_what_was_measured_before_an_interrupt_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "a.json"
+    # More levels than end before the interrupt comes.
+    levels = ",".join(map(str, range(1, 60)))
     with scripted(itl=0.001) as endpoint:
-        flags = ("--concurrency", "1,2,4", "--requests", "3", "--output-tokens", "8", "--out", out)
+        flags = ("--concurrency", levels, "--duration", "0.5", "--output-tokens", "8", "--out", out)
         process = subprocess.Popen(
             [MOEBIUS, "bench", "serve", "--url", endpoint.url, *flags],
             stdout=subprocess.PIPE,
@@ -159,7 +161,8 @@ async def test_the_simulated_engine_behind_its_gateway(tmp_path: Path) -> None:
         assert one["errors"] == []
         # Answers that would end at 4 tokens by themselves.
         assert (one["output_tokens"], one["short_outputs"]) == (20, 0)
-        assert one["input_tokens"] == pytest.approx(128, abs=12)
+        # A token of this tokenizer is a letter, and words are drawn.
+        assert one["input_tokens"] == pytest.approx(128, abs=30)
         assert 0.1 <= one["ttft"]["p50"] < 0.5
         assert one["itl"]["mean"] < 0.06
         # A first token that is read late makes what follows look quick; together they are what they are.
