@@ -406,6 +406,7 @@ def _demand(model: Decoder, weights: int, options: RunnerOptions, rows: int, dty
         window=caches.longest_window,
         window_page_bytes=caches.page_bytes(options.page_size, options.kv_format, dtype, windowed=True),
         state_slot_bytes=caches.state_bytes(dtype),
-        max_running=options.max_running,
+        # A step computes a token of each, at least.
+        max_running=min(options.max_running, rows),
         max_step_tokens=rows,
     )

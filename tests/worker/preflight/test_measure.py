@@ -156,6 +156,13 @@ def test_the_steps_are_all_decodes_and_a_chunk_that_looks_back_at_the_longest_te
     assert seen.sampled == [RUNNING, 1]
 
 
+def test_a_step_has_no_more_decodes_than_tokens(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, seen = _planned(model, max_running=STEP + 32), Seen(monkeypatch)
+    _size(planned, FakeMemory(1000 * MIB, 0, seen), graphs=True)
+    assert seen.captured == [[STEP]]
+    assert seen.sampled == [STEP, STEP, 1]
+
+
 def test_a_text_that_may_be_no_longer_bounds_the_chunk(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned, seen = _planned(model, max_model_len=48), Seen(monkeypatch)
     _size(planned, FakeMemory(100 * MIB, 0, seen))
