@@ -22,6 +22,15 @@ class Recorder(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """Finds out whose work failed on the device."""
+
+    def wait(self) -> bool:
+        """Waits for what has been launched, if anybody watches; whether that is so. Raises RuntimeError for
+        work that failed."""
+        ...
+
+
 class _Step(NamedTuple):
     """What serves the calls of a site up to some token count."""
 
@@ -65,8 +74,10 @@ def bind(
     registry: Registry,
     recorder: Recorder | None = None,
     unplanned: Unplanned = lambda operation, key: None,
+    watch: Watch | None = None,
 ) -> Operations:
-    """The operations of a plan. Calls that it does not know, and larger ones, go to the reference.
+    """The operations of a plan. Calls that it does not know, and larger ones, go to the reference. While
+    somebody watches, what `recorder` has last is what is computed, or a reference if nothing of ours is.
 
     Raises ValueError if the plan chose a backend that the registry has not.
     """
@@ -74,7 +85,10 @@ def bind(
     if lost := {_full_name(choice) for choice in plan.choices} - known:
         raise ValueError(f"the plan chose {', '.join(sorted(lost))}, which is not there")
     return Operations(
-        **{name: _bound(_Dispatch(name, plan, registry, recorder, unplanned)) for name in OPERATION_NAMES}
+        **{
+            name: _bound(_Dispatch(name, plan, registry, recorder, unplanned), watch)
+            for name in OPERATION_NAMES
+        }
     )
 
 
@@ -82,9 +96,11 @@ def _full_name(choice: Choice) -> str:
     return f"{choice.operation}:{choice.backend}"
 
 
-def _bound(dispatch: _Dispatch) -> Callable[..., Any]:
+def _bound(dispatch: _Dispatch, watch: Watch | None) -> Callable[..., Any]:
     site_of = CALLS[dispatch.operation].site
     sites: dict[Hashable, _Site] = {}
+    # What comes after an operation and before the next one is PyTorch's.
+    rest = None if dispatch.recorder is None else dispatch.recorder.prepare("none", "reference", "")
 
     def call(*args: Any, **kwargs: Any) -> Any:
         site_key = site_of(*args, **kwargs)
@@ -93,8 +109,13 @@ def _bound(dispatch: _Dispatch) -> Callable[..., Any]:
             site = sites[site_key] = dispatch.site(args, kwargs)
         tokens = args[0].shape[0]
         function, note = site.steps[bisect_left(site.edges, tokens)]
+        if watch is not None:
+            watch.wait()
         if note is not None:
             note(tokens)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if watch is not None and watch.wait() and rest is not None:
+            rest(0)
+        return result
 
     return call

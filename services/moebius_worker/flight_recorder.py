@@ -73,8 +73,6 @@ def read_flights(descriptor: int) -> list[Flight]:
 
 
 def suspect(flights: Sequence[Flight]) -> Flight | None:
-    """Whom to blame for a fault of the device, of `flights` with the latest first; None if nobody is there.
-
-    Work on a GPU fails after it was asked for, and references are PyTorch's own: the last that was none.
-    """
-    return next((flight for flight in flights if flight.backend != "reference"), None)
+    """Whom to blame for a fault in an engine that waited for each operation, of `flights` with the latest
+    first: what ran. None: no backend of ours did; references are PyTorch's own."""
+    return next((flight for flight in flights[:1] if flight.backend != "reference"), None)

@@ -144,6 +144,14 @@ class WorkerSettings(ServiceSettings):
         "by commas. Those that an engine died of are added for the next one.",
     )
 
+    probation: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds for which an engine that serves waits for each operation of its model, without "
+        "CUDA graphs: much slower, but a fault of the GPU is then found where it happens. The engine after "
+        "one that a kernel may have killed does so for a minute at least, whatever is set here.",
+    )
+
     stall_timeout: Seconds = Field(
         20.0, description="Seconds without a step or heartbeat after which the engine is killed as stalled."
     )

@@ -71,6 +71,16 @@ def test_the_same_tokens_with_windows_and_states(tmp_path: Path, kind: str) -> N
     check(write_model(tmp_path, kind))
 
 
+def test_the_same_tokens_while_graphs_are_left_out(tmp_path: Path) -> None:
+    """As on probation, which ends in the midst of a request."""
+    plain, ahead = engines(write_model(tmp_path, "full"))
+    looks = iter(range(60))
+    ahead.runner.eager = lambda: next(looks, None) is not None
+    assert answers(ahead) == answers(plain)
+    assert next(looks, None) is None
+    assert ahead.runner.eager() is False
+
+
 def test_a_row_that_is_not_finite_ends_its_request_alone(tmp_path: Path) -> None:
     """Nothing was drawn from it, so there is no token: the step that was launched after it must not fault."""
     made = engines(write_model(tmp_path, "full"))

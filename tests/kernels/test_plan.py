@@ -1,6 +1,7 @@
 """Choosing, printing and keeping a plan; operations that follow it."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -141,6 +142,57 @@ def test_without_choices_every_operation_is_the_reference() -> None:
     }
     for name, arguments in calls.items():
         assert torch.equal(getattr(ops, name)(*arguments), getattr(REFERENCE, name)(*arguments)), name
+
+
+class Device:
+    """Work fails after it was asked for, and whoever waits next is told."""
+
+    def __init__(self) -> None:
+        self.failed = False
+        self.noted: list[str] = []
+
+    def prepare(self, operation: str, backend: str, shapes: str) -> Callable[[int], None]:
+        return lambda tokens: self.noted.append(f"{operation}:{backend}")
+
+    def wait(self) -> bool:
+        if self.failed:
+            raise RuntimeError("an illegal memory access was encountered")
+        return True
+
+
+@pytest.mark.parametrize(
+    ("guilty", "noted"),
+    [
+        ("before", "none:reference"),
+        ("gated", "gated:fast"),
+        ("between", "none:reference"),
+        ("l2_norm", "l2_norm:reference"),
+    ],
+)
+def test_whose_work_failed_is_noted_last_while_somebody_watches(guilty: str, noted: str) -> None:
+    """Between operations something of PyTorch's is computed."""
+    device, x = Device(), torch.zeros(2, 8)
+
+    def at(place: str) -> None:
+        device.failed |= place == guilty
+
+    fast = Backend("gated", "fast", lambda gate_up, activation: at("gated"))
+    l2_norm = Backend("l2_norm", "reference", lambda x: at("l2_norm"))
+    others = tuple(one for one in references() if one.operation != "l2_norm")
+    plan = Plan((Choice("gated", _gated_key(x), TokenRange(1, 8), "fast", True, ()),))
+    ops = bind(plan, Registry((*others, l2_norm, fast), {}), device, watch=device)
+
+    def act() -> None:
+        ops.rms_norm(x, x[0], 1e-6)
+        at("before")
+        ops.gated(x, SILU)
+        at("between")
+        ops.l2_norm(x)
+        ops.gated(x, SILU)
+
+    with pytest.raises(RuntimeError, match="illegal"):
+        act()
+    assert device.noted[-1] == noted
 
 
 def test_a_plan_for_a_backend_that_is_not_there_is_refused() -> None:

@@ -64,11 +64,10 @@ def test_it_is_readable_when_its_process_was_killed(descriptor: int) -> None:
         "rms_norm:reference with 7 tokens, x=bfloat16[2048]",
         "routed_experts:triton with 7 tokens, x=bfloat16[2048]",
     ]
-    blamed = suspect(flights)
-    assert blamed is not None
-    assert blamed.name == "routed_experts:triton"
+    # The reference ran.
+    assert suspect(flights) is None
+    assert suspect(flights[1:]) is flights[1]
 
 
-def test_references_are_not_suspected(descriptor: int) -> None:
-    FlightRecorder(descriptor).prepare("linear", "reference", "x")(1)
-    assert suspect(read_flights(descriptor)) is None
+def test_where_nothing_is_noted_nobody_is_suspected() -> None:
+    assert suspect([]) is None

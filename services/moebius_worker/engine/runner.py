@@ -135,6 +135,8 @@ class ModelRunner:
                 max_model_len=plan.max_model_len,
             )
         self._graphs: DecodeGraphs | None = None
+        # Whether steps are computed without graphs for the time being, though there are some.
+        self.eager: Callable[[], bool] = lambda: False
         # On "meta" there is nothing to count.
         self._experts = ExpertLoad(math.inf if place.device.type == "meta" else INTERVAL_SECONDS)
 
@@ -188,7 +190,7 @@ class ModelRunner:
 
     def captured(self, slices: Sequence[Slice]) -> bool:
         """Whether a step of these is replayed from a CUDA graph."""
-        return self._graphs is not None and self._graphs.fits(slices)
+        return self._graphs is not None and self._graphs.fits(slices) and not self.eager()
 
     @torch.inference_mode()
     def launch(self, slices: Sequence[Slice], drawn: torch.Tensor | None = None) -> torch.Tensor:
@@ -225,7 +227,7 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of the slices that sample, and whether the hidden states of each row are finite; None: their
         logits show it, which the sampler looks at."""
-        if self._graphs is not None and self._graphs.fits(slices):
+        if self._graphs is not None and self.captured(slices):
             logits = self._graphs.run(slices, drawn)
             rows = [row for row, piece in enumerate(slices) if piece.sample]
             # A norm makes NaN of all of a row that is not finite, and so does the head.

@@ -9,6 +9,7 @@ import torch
 from moebius_common.garbage import spare_what_is_there
 from moebius_kernels.jit.triton_cache import hash_compiler
 from moebius_kernels.kv_pages import KvFormat
+from moebius_kernels.launch import LaunchError
 from moebius_kernels.registry import gather
 from moebius_proto.worker.v1 import engine_pb2, worker_pb2
 from moebius_worker.checkpoint.checkpoint import Checkpoint
@@ -20,6 +21,7 @@ from moebius_worker.engine.limits import SchedulerConfig
 from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.phases import Phases
 from moebius_worker.engine.pipe import Pipe
+from moebius_worker.engine.probation import Probation
 from moebius_worker.engine.run_ahead import RunAhead
 from moebius_worker.engine.runner import PlannedModel, RunnerOptions
 from moebius_worker.engine.sampler import choose, sample
@@ -30,6 +32,10 @@ from moebius_worker.preflight.prepare import prepare, references_alone
 from moebius_worker.preflight.process import Waiting
 from moebius_worker.preflight.run import Progress
 from moebius_worker.settings import WorkerSettings
+
+# After one of these no other step is computed in this process. PyTorch says of the device that it failed; our
+# door for launches says so too, or that it refuses a kernel.
+DEVICE_ERRORS = (torch.AcceleratorError, LaunchError)
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +85,7 @@ def load_and_serve(
         if planned.leaves_room:
             planned.read(progress)
 
+    probation = Probation(settings.probation) if settings.probation else None
     if settings.kernels == "reference":
         kernels = references_alone(settings.exclude_backends)
     else:
@@ -90,10 +97,14 @@ def load_and_serve(
                 lambda phase, done, total: progress(phase, 0, 0),
                 read_weights,
                 waiting,
+                probation,
             )
     for process in waiting.values():
         process.end()
     runner = make_runner(planned, kernels, progress, graphs=settings.cuda_graphs)
+    if probation is not None:
+        # Only now: the memory of graphs has been measured with them.
+        runner.eager = probation.lasts
     config = SchedulerConfig(
         runner.layout,
         max_running=settings.max_running,
@@ -118,7 +129,7 @@ def load_and_serve(
         max_running=config.places,
         eos_token_ids=eos_token_ids,
         faults=FaultInjector(settings.inject_faults),
-        device_errors=(torch.AcceleratorError,),
+        device_errors=DEVICE_ERRORS,
         late_compilations=lambda: kernels.late_compilations,
         expert_use=runner.expert_use,
         # A fault strikes before a step with its token is computed: tokens must be known.
@@ -140,6 +151,8 @@ def load_and_serve(
     log.info("the start took", seconds=phases.seconds())
     pipe.send(engine_pb2.EngineFrame(ready=engine_pb2.EngineReady(model=model, stats=loop.stats())))
     spare_what_is_there()
+    if probation is not None:
+        probation.serve()
     loop.run()
 
 

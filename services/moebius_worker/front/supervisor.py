@@ -24,6 +24,9 @@ from moebius_worker.settings import WorkerSettings
 
 # Seconds between two looks at an engine that says nothing.
 LOOK_SECONDS = 0.25
+# Seconds for which an engine is on probation after one that a kernel may have killed. What killed it is there
+# again within seconds: requests move.
+PROBATION_SECONDS = 60.0
 # Seconds between a dead engine's end of file and its exit status, at most.
 LAST_WORDS_SECONDS = 1.0
 
@@ -41,6 +44,12 @@ class _Life:
     broken: str | None = None
     fatal: engine_pb2.EngineFatal | None = None
 
+    @property
+    def on_probation(self) -> bool:
+        """Whether it waits for each of its operations."""
+        ready_for = 0.0 if self.ready_since is None else time.monotonic() - self.ready_since
+        return ready_for < self.settings.probation
+
 
 class Supervisor:
     """`changed` is awaited whenever the worker's state has changed."""
@@ -55,6 +64,8 @@ class Supervisor:
     ) -> None:
         # Backends that engines died of are excluded in it.
         self._settings = settings
+        # The last engine may have died of a kernel, and nobody knows of which.
+        self._searching = False
         self._standby = standby
         self._policy = Policy(
             stall_timeout=settings.stall_timeout,
@@ -103,7 +114,11 @@ class Supervisor:
         self._state.fallback_name = self._settings.fallback_levels[level - 1].name if level else ""
         if level:
             log.warning("the engine starts on a fallback level", level=level, name=self._state.fallback_name)
-        return self._settings.at_level(level)
+        settings = self._settings.at_level(level)
+        if not self._searching:
+            return settings
+        log.warning("the engine starts on probation: it is slow, and a fault shows where it happens")
+        return settings.model_copy(update={"probation": max(settings.probation, PROBATION_SECONDS)})
 
     async def _pause(self, seconds: float) -> bool:
         """Returns True, and early, when another level is asked for."""
@@ -129,8 +144,8 @@ class Supervisor:
             await self._changed()
             end = await self._attend(life)
             ready_for = None if life.ready_since is None else time.monotonic() - life.ready_since
-            if end is not None and end.kernel_suspected:
-                self._exclude_suspect(life.engine)
+            if end is not None:
+                self._searching = end.kernel_suspected and not self._found_kernel(life)
             # Before its process is gone, which may take a while.
             await self._bury(end)
         finally:
@@ -139,16 +154,25 @@ class Supervisor:
             await life.engine.wait()
         return end, ready_for
 
-    def _exclude_suspect(self, engine: EngineProcess) -> None:
-        """The next engine starts without the backend that this one used last, unless that was a reference."""
-        flight = suspect(engine.last_flights())
+    def _found_kernel(self, life: _Life) -> bool:
+        """Whether there is nothing more to find out; the next engine starts without the backend of which this
+        one died. If it was not on probation, nobody knows of which."""
+        flights = life.engine.last_flights()
+        if not life.on_probation:
+            # What runs on references alone notes nothing.
+            return not flights
+        flight = suspect(flights)
         if flight is None:
-            return
+            log.error(
+                "the engine died of nothing that can be excluded", last=[str(one) for one in flights[:1]]
+            )
+            return True
         log.error("a backend is suspected and excluded", backend=flight.name, last=str(flight))
         excluded = (*self._settings.exclude_backends, flight.name)
         self._settings = self._settings.model_copy(
             update={"exclude_backends": tuple(dict.fromkeys(excluded))}
         )
+        return True
 
     async def _bury(self, end: End | None) -> None:
         if end is None:

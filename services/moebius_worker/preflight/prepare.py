@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from moebius_kernels.dispatch import bind
+from moebius_kernels.dispatch import Watch, bind
 from moebius_kernels.jit.triton_cache import watch_compilations
 from moebius_kernels.operations import REFERENCE, Operations
 from moebius_kernels.plan import Plan, rows_of
@@ -67,9 +67,10 @@ def prepare(
     progress: Progress,
     meanwhile: Callable[[], None] = lambda: None,
     waiting: Waiting | None = None,
+    watch: Watch | None = None,
 ) -> Prepared:
     """Finds the plan and binds it. `flights`: the open file of the flight recorder. `meanwhile` and
-    `waiting`: as of `preflight`.
+    `waiting`: as of `preflight`; `watch`: as of `bind`.
 
     Raises CheckpointError and PreflightError.
     """
@@ -81,7 +82,7 @@ def prepare(
     if not plan.choices:
         return Prepared(plan, REFERENCE, wanted.excluded, ())
     log.info("kernel plan\n" + "\n".join("  ".join(row) for row in rows_of(plan)))
-    operations = bind(plan, registry, FlightRecorder(flights), _unplanned)
+    operations = bind(plan, registry, FlightRecorder(flights), _unplanned, watch)
     return Prepared(plan, operations, wanted.excluded, examination_for(checkpoint, wanted).steps)
 
 

@@ -12,6 +12,7 @@ import torch
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer, decoders, models
 
+from moebius_kernels.launch import Geometry, LatchedError, LaunchError
 from moebius_proto.worker.v1 import engine_pb2
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.engine import loop as loop_module
@@ -27,6 +28,7 @@ from moebius_worker.engine.pipe import FrontGoneError, Pipe
 from moebius_worker.engine.runner import Computed
 from moebius_worker.engine.sampler import sample
 from moebius_worker.engine.scheduler import Scheduler
+from moebius_worker.engine.serving import DEVICE_ERRORS
 from moebius_worker.engine.types import Request, Slice
 from moebius_worker.framing import FrameReader, encode
 from tests.waiting import PATIENCE
@@ -39,6 +41,7 @@ TRIGGER = 40
 # A slice that holds this is faulty, whatever its logits are.
 FAULTY = 41
 EOS = 39
+GEOMETRY = Geometry((1, 1, 1), (32, 1, 1))
 CONFIG = SchedulerConfig(
     CacheLayout(page_size=4, num_pages=16),
     max_running=4,
@@ -156,7 +159,7 @@ def bench() -> Iterator[Bench]:
         max_running=4,
         eos_token_ids=[EOS],
         faults=FaultInjector(()),
-        device_errors=(torch.AcceleratorError,),
+        device_errors=DEVICE_ERRORS,
     )
 
     def run() -> None:
@@ -316,9 +319,20 @@ def test_a_request_that_cannot_even_be_taken_fails_alone(
     assert "ArithmeticError: no such page" in error.message
 
 
-def test_an_error_of_the_device_ends_the_engine_at_once(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("an illegal memory access was encountered"),
+        LatchedError("_norm", "triton", GEOMETRY, (), "CUDA error 700: an illegal memory access"),
+        LaunchError("_norm", "triton", GEOMETRY, (), "grid.x is 0, allowed are 1 to 2147483647"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_the_device_ends_the_engine_at_once(error: Exception, bench: Bench) -> None:
+    """However it is found: no request is to blame, and no other to be computed."""
+
     def fault(row: torch.Tensor) -> None:
-        raise torch.AcceleratorError("an illegal memory access was encountered")
+        raise error
 
     bench.runner.on_trigger = fault
     bench.submit(request(1, [TRIGGER]))

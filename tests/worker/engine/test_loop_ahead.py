@@ -24,6 +24,7 @@ from moebius_worker.engine.loop import EngineLoop
 from moebius_worker.engine.runner import Computed
 from moebius_worker.engine.sampler import sample
 from moebius_worker.engine.scheduler import Scheduler
+from moebius_worker.engine.serving import DEVICE_ERRORS
 from moebius_worker.engine.types import SampleRow, Slice
 from tests.waiting import PATIENCE
 from tests.worker.engine.test_loop import CONFIG, EOS, TRIGGER, VOCAB, letters, request
@@ -125,7 +126,7 @@ class Engine:
             max_running=4,
             eos_token_ids=[EOS],
             faults=FaultInjector(()),
-            device_errors=(torch.AcceleratorError,),
+            device_errors=DEVICE_ERRORS,
             ahead=device,
         )
 

@@ -59,6 +59,27 @@ def test_a_reading_that_failed_is_done_again(path, monkeypatch):
     assert torch.equal(runner.step(step).logits, load(path).step(step).logits)
 
 
+class Graphs:
+    """Fits everything, and knows another answer than the model."""
+
+    def fits(self, slices):
+        return True
+
+    def run(self, slices, drawn):
+        return torch.ones(len(slices), VOCAB_SIZE)
+
+
+def test_graphs_are_left_out_as_long_as_steps_are_eager(path):
+    runner, step = load(path), [Slice(1, (5,), 0, (0,), True)]
+    expected = runner.step(step).logits
+    runner._graphs = Graphs()
+    assert runner.captured(step)
+    assert torch.equal(runner.step(step).logits, torch.ones(1, VOCAB_SIZE))
+    runner.eager = lambda: True
+    assert not runner.captured(step)
+    assert torch.equal(runner.step(step).logits, expected)
+
+
 def test_the_models_own_length_is_the_limit_where_memory_is_ample(path):
     assert load(path).max_model_len == 2048
     assert load(path, max_model_len=100).max_model_len == 100

@@ -1,9 +1,11 @@
-"""An engine that dies of a kernel: the next one starts without it."""
+"""An engine that dies of a kernel: the next one finds out which, and the one after that starts without it."""
 
 import asyncio
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,7 +19,7 @@ from moebius_worker.front.exchange import Exchange
 from moebius_worker.front.standby import Standby
 from moebius_worker.front.state import WorkerState
 from moebius_worker.front.supervise import Observation, judge
-from moebius_worker.front.supervisor import Supervisor
+from moebius_worker.front.supervisor import PROBATION_SECONDS, Supervisor, _Life
 from moebius_worker.metrics import RequestMetrics, WorkerCollector
 from moebius_worker.settings import WorkerSettings
 from tests.waiting import PATIENCE
@@ -78,15 +80,20 @@ class DyingEngine:
         return read_flights(self._file.fileno())
 
 
-async def _starts(engines: list[DyingEngine], **settings: object) -> list[tuple[str, ...]]:
-    """The exclusions that each engine was started with."""
-    excluded: list[tuple[str, ...]] = []
+class Started(NamedTuple):
+    excluded: tuple[str, ...]
+    probation: float
+
+
+async def _starts(engines: list[DyingEngine], **settings: object) -> list[Started]:
+    """What each engine was started with."""
+    started: list[Started] = []
 
     async def start(settings: WorkerSettings) -> DyingEngine:
-        excluded.append(settings.exclude_backends)
-        if len(excluded) > len(engines):
+        started.append(Started(settings.exclude_backends, settings.probation))
+        if len(started) > len(engines):
             raise asyncio.CancelledError
-        return engines[len(excluded) - 1]
+        return engines[len(started) - 1]
 
     state = WorkerState(pid=1)
     exchange = Exchange(state, RequestMetrics(CollectorRegistry()))
@@ -99,25 +106,56 @@ async def _starts(engines: list[DyingEngine], **settings: object) -> list[tuple[
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(PATIENCE):
             await supervisor.run()
-    return excluded
+    return started
 
 
-async def test_the_last_backend_that_is_no_reference_is_excluded_and_stays_so() -> None:
+SEVERAL = ("linear:triton", "routed_experts:triton")
+
+
+async def test_an_engine_on_probation_tells_which_backend_it_died_of() -> None:
+    """That one is excluded, and stays so; whoever was noted last before is not to blame."""
     engines = [
-        DyingEngine(("linear:triton", "routed_experts:triton", "rms_norm:reference"), -11),
+        DyingEngine((*SEVERAL, "draw_tokens:triton"), -11),
+        DyingEngine(SEVERAL, -11),
         DyingEngine(("linear:triton",), -9),
-        DyingEngine(("rms_norm:reference",), -11),
-        DyingEngine((), -11),
+        DyingEngine(("linear:triton",), -11),
         DyingEngine(("linear:triton",), -11),
     ]
     first, second = "routed_experts:triton", "linear:triton"
-    assert await _starts(engines) == [(), (first,), (first,), (first,), (first,), (first, second)]
+    assert await _starts(engines) == [
+        ((), 0),
+        ((), PROBATION_SECONDS),
+        ((first,), 0),
+        ((first,), 0),
+        ((first,), PROBATION_SECONDS),
+        ((first, second), 0),
+    ]
+
+
+@pytest.mark.parametrize("last", ["rms_norm:reference", "none:reference"])
+async def test_what_pytorch_computes_itself_is_not_excluded(last: str) -> None:
+    engines = [DyingEngine(SEVERAL, -11), DyingEngine((*SEVERAL, last), -11)]
+    assert await _starts(engines) == [((), 0), ((), PROBATION_SECONDS), ((), 0)]
+
+
+async def test_who_notes_nothing_has_nothing_to_be_found() -> None:
+    assert await _starts([DyingEngine((), -11)] * 2) == [((), 0)] * 3
 
 
 async def test_what_the_user_excluded_stays_excluded() -> None:
-    engines = [DyingEngine(("linear:triton",), -11), DyingEngine(("linear:triton",), -11)]
-    excluded = await _starts(engines, exclude_backends=("gated:fast",))
-    assert excluded[1:] == [("gated:fast", "linear:triton")] * 2
+    engines = [DyingEngine(("linear:triton",), -11)] * 2
+    assert await _starts(engines, exclude_backends=("gated:fast",), probation=300) == [
+        (("gated:fast",), 300),
+        *[(("gated:fast", "linear:triton"), 300)] * 2,
+    ]
+
+
+@pytest.mark.parametrize(("ready_for", "on_probation"), [(None, True), (59.0, True), (61.0, False)])
+def test_a_probation_ends(ready_for: float | None, on_probation: bool) -> None:
+    since = None if ready_for is None else time.monotonic() - ready_for
+    engine = cast("EngineProcess", DyingEngine((), -11))
+    assert _Life(engine, WorkerSettings(model="m", probation=60), since).on_probation is on_probation
+    assert not _Life(engine, WorkerSettings(model="m"), since).on_probation
 
 
 async def test_a_real_engine_gets_a_file_for_its_flights(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from moebius_kernels.plan import Choice, Plan, Verdict, token_ranges
 from moebius_kernels.registry import TokenRange
 from moebius_kernels.sampling import Draws
 from moebius_worker.engine.cache.layout import CacheLayout
+from moebius_worker.engine.probation import Probation
 from moebius_worker.engine.runner import Computed, RunnerOptions
 from moebius_worker.engine.types import Slice
-from moebius_worker.flight_recorder import read_flights
+from moebius_worker.flight_recorder import read_flights, suspect
 from moebius_worker.preflight import prepare
 from moebius_worker.preflight.examine import Wanted
 from moebius_worker.preflight.run import Examination
@@ -40,11 +41,11 @@ def _plan() -> Plan:
     return Plan(tuple(Choice("gated", key, span, "good", False, verdicts) for span in spans), {})
 
 
-def _prepared(monkeypatch, plan: Plan, flights: int) -> prepare.Prepared:
+def _prepared(monkeypatch, plan: Plan, flights: int, watch: Probation | None = None) -> prepare.Prepared:
     monkeypatch.setattr(prepare, "gather", lambda: bad.registry("good", "slow", "makes_nan"))
     monkeypatch.setattr(prepare, "find_plan", lambda *_, **__: plan)
     monkeypatch.setattr(prepare, "examination_for", lambda *_: Examination("", {}, (), STEPS))
-    return prepare.prepare(None, WANTED, flights, lambda *_: None)
+    return prepare.prepare(None, WANTED, flights, lambda *_: None, watch=watch)
 
 
 def test_operations_follow_the_plan_and_note_what_they_do(monkeypatch) -> None:
@@ -57,6 +58,15 @@ def test_operations_follow_the_plan_and_note_what_they_do(monkeypatch) -> None:
         ("l2_norm:reference", 2),
         ("gated:good", 2),
     ]
+
+
+def test_on_probation_a_death_between_operations_is_nobodys(monkeypatch) -> None:
+    with tempfile.TemporaryFile() as file:
+        prepared = _prepared(monkeypatch, _plan(), file.fileno(), Probation(60, lambda: None))
+        prepared.operations.gated(X, SILU)
+        flights = read_flights(file.fileno())
+    assert [flight.name for flight in flights] == ["none:reference", "gated:good"]
+    assert suspect(flights) is None
 
 
 def test_without_a_plan_the_references_are_called_without_a_detour(monkeypatch) -> None:
