@@ -1,4 +1,4 @@
-"""A kernel that does what it must not: who is blamed while each operation is waited for, and while none is."""
+"""A kernel that does what it must not: who is blamed while operations are waited for, and while none is."""
 
 import os
 import subprocess

@@ -65,10 +65,13 @@ class PreflightProcess:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
 
-    def wait(self, seconds: float) -> None:
-        """Until it has ended by itself, if that takes no longer."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+    def wait(self, seconds: float) -> bool:
+        """Until it has ended by itself, if that takes no longer; whether it has."""
+        try:
             self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def end(self) -> int:
         """Its exit status, negative for a signal; SIGKILL if it has not ended by itself."""

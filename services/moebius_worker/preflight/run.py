@@ -5,6 +5,7 @@ Both start at the same time. While kernels are compiled, the first sacrificial p
 
 import os
 import selectors
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,7 @@ from moebius_kernels.plan import Plan, Verdict
 from moebius_kernels.registry import TokenRange
 from moebius_worker.preflight.child import Task, encode_task
 from moebius_worker.preflight.draw import draw_plan
+from moebius_worker.preflight.gates import MEMORY
 from moebius_worker.preflight.probe import Patience
 from moebius_worker.preflight.process import PreflightProcess, Waiting
 from moebius_worker.preflight.report import Begun, Doing, Judged, RanOut, Site, StepDone, decode
@@ -168,13 +170,14 @@ def _one_process(
         compiled()
         process.begin()
         trying, hung = _listen(process.reports, known, progress, len(task.steps))
-        if not hung:
-            process.wait(EXIT_SECONDS)
+        ended = not hung and process.wait(EXIT_SECONDS)
         status = process.end()
     how = f"said nothing for {SILENCE_SECONDS:.0f} s" if hung else exit_reason(status)
     if trying is not None:
         how = f"took more than {trying.seconds:.0f} s" if hung else how
-        verdict = Verdict(trying.backend, "crash", f"the process {how} at the gate {trying.gate}")
+        # Whoever is short of memory kills so, whatever was being tried.
+        gate = MEMORY if ended and status == -signal.SIGKILL else "crash"
+        verdict = Verdict(trying.backend, gate, f"the process {how} at the gate {trying.gate}")
         known.add(Judged(trying.site, verdict))
     return None if known.steps_done == len(task.steps) else how
 

@@ -188,6 +188,20 @@ def exits(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     os._exit(0)
 
 
+def is_killed_at_two(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """As the kernel does that is short of memory."""
+    if len(gate_up) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return good(gate_up, activation)
+
+
+def closes_and_stays(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Nothing more is heard of its process, which ends no sooner than it must."""
+    os.closerange(3, 1024)
+    time.sleep(1000)
+    return good(gate_up, activation)
+
+
 def illegal_access(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
     if len(gate_up) >= 4:
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -228,6 +242,8 @@ CANDIDATES = {
         _candidate(leaves_an_error),
         _candidate(hangs),
         _candidate(exits),
+        _candidate(is_killed_at_two),
+        _candidate(closes_and_stays),
         _candidate(illegal_access),
         _candidate(exits_in_prefills),
         _candidate(raises_in_prefills),
@@ -245,9 +261,12 @@ def registry(*names: str) -> Registry:
 
 
 # What a sacrificial process is told to examine.
-everything = partial(registry, *(name for name in CANDIDATES if "in_prefills" not in name))
+_ALONE = {"exits_in_prefills", "raises_in_prefills", "is_killed_at_two", "closes_and_stays"}
+everything = partial(registry, *(name for name in CANDIDATES if name not in _ALONE))
 good_until_later = partial(registry, "exits_in_prefills")
 only_good = partial(registry, "good")
+killed = partial(registry, "is_killed_at_two")
+never_ends = partial(registry, "closes_and_stays")
 good_and_wrong = partial(registry, "good", "wrong_numbers")
 
 
