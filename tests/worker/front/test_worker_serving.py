@@ -35,7 +35,9 @@ async def served(
     tiny_mixtral: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[WorkerProcess]:
     log = tmp_path_factory.mktemp("serving") / "worker.log"
-    async with worker(tiny_mixtral, log, "--metrics-listen", "127.0.0.1:0") as process:
+    # Its probation ends meanwhile, which nobody notices.
+    flags = ("--metrics-listen", "127.0.0.1:0", "--probation", "0.1")
+    async with worker(tiny_mixtral, log, *flags) as process:
         await process.ready()
         yield process
     errors = [line for line in read_log(log) if line["level"] == "error"]
