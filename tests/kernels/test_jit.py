@@ -1,5 +1,6 @@
 """The cache of compiled kernels: keyed by all that went in, built once, never seen half-done."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -161,6 +162,25 @@ def test_builders_at_the_same_time_build_once(world: World) -> None:
     assert len(built) == 1
     assert built.pop().read_text() == "SLOW, BUT BRIEFLY"
     assert world.runs == 1
+
+
+def test_who_waits_for_another_builder_is_called_until_it_is_done(tmp_path: Path) -> None:
+    cache = ArtefactCache(tmp_path)
+    lock = (tmp_path / ".key.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    calls = 0
+
+    def waiting() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            # As when its owner dies.
+            lock.close()
+
+    assert cache.get("key", lambda directory: None, waiting) == tmp_path / "key"
+    assert calls == 3
+    cache.get("key", lambda directory: None, lambda: pytest.fail("nobody holds it"))
+    cache.get("other", lambda directory: None, lambda: pytest.fail("nobody holds it"))
 
 
 BUILDER = """

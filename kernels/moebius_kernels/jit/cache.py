@@ -5,11 +5,15 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 CACHE_DIR = "MOEBIUS_CACHE_DIR"
+
+# Between two looks whether another builder of the same key is done.
+_LOOK_SECONDS = 0.25
 
 
 def cache_root() -> Path:
@@ -29,13 +33,16 @@ class ArtefactCache:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def get(self, key: str, build: Callable[[Path], None]) -> Path:
-        """The directory of `key`; if it is not there, `build` fills an empty one. Raises what that raises."""
+    def get(
+        self, key: str, build: Callable[[Path], None], waiting: Callable[[], None] = lambda: None
+    ) -> Path:
+        """The directory of `key`; if it is not there, `build` fills an empty one. `waiting` is called again
+        and again while another builds it, however long that takes. Raises what both raise."""
         place = self.root / key
         if place.is_dir():
             return place
         self.root.mkdir(parents=True, exist_ok=True)
-        with self._lock(key):
+        with self._lock(key, waiting):
             # Somebody may have built it while this process waited.
             if place.is_dir():
                 return place
@@ -55,12 +62,14 @@ class ArtefactCache:
         shutil.rmtree(self.root / key, ignore_errors=True)
 
     @contextmanager
-    def _lock(self, key: str) -> Iterator[None]:
+    def _lock(self, key: str, waiting: Callable[[], None]) -> Iterator[None]:
         path = self.root / f".{key}.lock"
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                while not _locked(descriptor):
+                    waiting()
+                    time.sleep(_LOOK_SECONDS)
                 # Its last owner has removed it: then it is no longer what others lock.
                 if self._is_at(path, descriptor):
                     try:
@@ -78,3 +87,12 @@ class ArtefactCache:
             return os.path.samestat(os.fstat(descriptor), path.stat())
         except FileNotFoundError:
             return False
+
+
+def _locked(descriptor: int) -> bool:
+    """Locks the file, unless another has."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -56,8 +56,8 @@ def find_plan(
 ) -> Plan:
     """The plan for this checkpoint, these settings, this device and these kernels, kept below `root`.
 
-    `meanwhile` and `waiting`: as of `preflight`. `fresh`: made anew even if it is there. Raises
-    CheckpointError and PreflightError.
+    `meanwhile` and `waiting`: as of `preflight`; the first may be called more than once. `fresh`: made anew
+    even if it is there. Raises CheckpointError and PreflightError.
     """
     root = root or cache_root()
     place = place_for(checkpoint, wanted.options)
@@ -82,7 +82,12 @@ def find_plan(
     def made() -> Plan:
         return preflight(examination_for(checkpoint, wanted), identities[which], progress, meanwhile, waiting)
 
-    return _kept(made, kept, keys[which])
+    def wait() -> None:
+        # Weights are read once, however often that is asked for.
+        meanwhile()
+        progress("waiting for another worker's kernel plan", 0, 0)
+
+    return _kept(made, kept, keys[which], wait)
 
 
 def keep_kernels(root: Path, device: Device) -> None:
@@ -101,27 +106,35 @@ def keep_kernels(root: Path, device: Device) -> None:
     )
 
 
-def _kept(make: Callable[[], Plan], kept: ArtefactCache, key: str) -> Plan:
-    """What `make` makes, or what another worker that is making the same plan now does."""
+def _kept(make: Callable[[], Plan], kept: ArtefactCache, key: str, waiting: Callable[[], None]) -> Plan:
+    """What `make` makes, or what another worker that is making the same plan now does; `waiting` is called
+    again and again meanwhile."""
     made: list[Plan] = []
-    making = False
+    # What raises meanwhile is no fault of the cache.
+    busy = False
 
     def build(directory: Path) -> None:
-        nonlocal making
-        making = True
+        nonlocal busy
+        busy = True
         made.append(make())
-        making = False
+        busy = False
         short = {backend for backend, gate in made[0].rejections if gate == MEMORY}
         if short:
             # Next time there may be more.
             raise MemoryError(f"the GPU's memory ran out for {', '.join(sorted(short))}")
         (directory / _PLAN).write_text(made[0].to_json())
 
+    def wait() -> None:
+        nonlocal busy
+        busy = True
+        waiting()
+        busy = False
+
     try:
-        kept.get(key, build)
+        kept.get(key, build, wait)
         found = _read(kept, key)
     except (OSError, MemoryError) as error:
-        if making:
+        if busy:
             raise
         log.warning("the kernel plan is not kept", path=str(kept.root), reason=str(error))
         found = None

@@ -1,7 +1,10 @@
 """The plan of a checkpoint: kept, found again, made anew when anything that it depends on is another."""
 
+import fcntl
 import json
 import os
+import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -181,6 +184,58 @@ def test_workers_that_start_together_make_one_plan(checkpoints, monkeypatch, tmp
         plans = [future.result() for future in futures]
     assert len(asked) == 1
     assert plans[0] == plans[1] == plans[2]
+
+
+def test_who_waits_for_another_s_plan_reads_weights_and_says_so_again_and_again(
+    checkpoints, monkeypatch, tmp_path: Path
+) -> None:
+    """Each word keeps a worker that loads from being killed as stalled."""
+    held, enough = threading.Event(), threading.Event()
+    doing: list[str] = []
+
+    def preflight(*_: object) -> Plan:
+        held.set()
+        assert enough.wait(60)
+        return Plan((), {"made": "by the first"})
+
+    def progress(phase: str, done: int, total: int) -> None:
+        doing.append(phase)
+        if len(doing) == 6:
+            enough.set()
+
+    monkeypatch.setattr(examine, "preflight", preflight)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(find_plan, checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
+        try:
+            assert held.wait(60)
+            found = find_plan(
+                checkpoints[0],
+                WANTED,
+                CANDIDATES,
+                progress,
+                meanwhile=lambda: doing.append("reading weights"),
+                root=tmp_path,
+            )
+        finally:
+            enough.set()
+    assert found == first.result()
+    assert doing == ["reading weights", "waiting for another worker's kernel plan"] * 3
+
+
+def test_a_model_that_cannot_be_read_while_another_makes_the_plan_is_no_fault_of_the_cache(
+    checkpoints, made, tmp_path: Path
+) -> None:
+    def fails() -> None:
+        raise FileNotFoundError("the weights are gone")
+
+    find_plan(checkpoints[0], WANTED, CANDIDATES, root=tmp_path)
+    [kept] = (tmp_path / "plans").iterdir()
+    shutil.rmtree(kept)
+    with (tmp_path / "plans" / f".{kept.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(FileNotFoundError, match="the weights are gone"):
+            find_plan(checkpoints[0], WANTED, CANDIDATES, meanwhile=fails, root=tmp_path)
+    assert len(made) == 1
 
 
 def test_references_alone_have_nothing_to_prove(checkpoints, made, tmp_path: Path) -> None:
