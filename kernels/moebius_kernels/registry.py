@@ -105,6 +105,11 @@ class Backend:
     def is_reference(self) -> bool:
         return self.name == "reference"
 
+    @property
+    def is_triton(self) -> bool:
+        """Triton compiles it, which needs no GPU."""
+        return self.name.startswith("triton")
+
     def __str__(self) -> str:
         return f"{self.operation}:{self.name}"
 

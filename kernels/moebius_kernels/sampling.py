@@ -69,8 +69,8 @@ def draw_tokens(logits: torch.Tensor, draws: Draws) -> Drawn:
     """
     best, token_ids = logits.max(dim=-1)
     rows = torch.arange(len(logits), device=logits.device)
-    if not logits.is_cuda:
-        # Looking at them would take a GPU longer than computing what is not needed.
+    if logits.is_cpu:
+        # Looking at them would take a GPU longer than computing what is not needed, and "meta" has none.
         rows = rows[draws.temperature > 0]
     for block in rows.split(_BLOCK):
         mine = draws.of(block)

@@ -12,7 +12,7 @@ from moebius_cli.options import KvCacheDtypeOption
 from moebius_cli.tune import dummy_form, tune
 
 kernels = typer.Typer(
-    help="Compile kernels ahead, for images without a compiler, and fit them to a model's shapes.",
+    help="Compile kernels ahead, so that workers start sooner, and fit them to a model's shapes.",
     no_args_is_help=True,
 )
 
@@ -39,9 +39,13 @@ def build(
 ) -> None:
     """Compile kernels into the cache (MOEBIUS_CACHE_DIR), where workers find them; needs no GPU.
 
-    The CUDA C++ kernels need nvcc. Triton's are compiled for the shapes of a
-    model, if one is given: a worker with the same settings and versions then
+    CUDA C++ kernels, if there are any, need nvcc. Triton's are compiled for the
+    shapes of the model: a worker with the same settings and versions then
     compiles next to nothing. The first preflight still tries them all.
+
+    A C compiler is needed here, for what launches the kernels, and still by the
+    worker, for Triton's own driver and for what depends on the sizes of its
+    caches.
 
     Example: moebius kernels build --arch 9.0 --model Qwen/Qwen3-30B-A3B --max-running 64
     """
@@ -53,7 +57,9 @@ def build(
             "max_step_tokens": max_step_tokens,
         }
         console = Console()
-        _build_sources(console, architectures)
+        any_sources = _build_sources(console, architectures)
+        if model is None and not any_sources:
+            raise CliError("No kernel is compiled without a model: name one with --model.")
         if model is not None:
             for architecture in architectures:
                 _build_model(console, model, options, kv_cache_dtype, architecture)
@@ -62,7 +68,8 @@ def build(
 kernels.command()(tune)
 
 
-def _build_sources(console: Console, architectures: Sequence[tuple[int, int]]) -> None:
+def _build_sources(console: Console, architectures: Sequence[tuple[int, int]]) -> bool:
+    """Whether there are any."""
     from moebius_kernels.jit.cache import ArtefactCache, cache_root
     from moebius_kernels.jit.nvcc import CompileError, build, find_compiler
     from moebius_kernels.registry import cuda_sources
@@ -71,7 +78,7 @@ def _build_sources(console: Console, architectures: Sequence[tuple[int, int]]) -
     sources = cuda_sources()
     if not sources:
         console.print("No kernel is in CUDA C++.")
-        return
+        return False
     try:
         compiler = find_compiler()
         for source in sources:
@@ -80,6 +87,7 @@ def _build_sources(console: Console, architectures: Sequence[tuple[int, int]]) -
                     doing.result = str(build(source, architecture, cache, compiler))
     except CompileError as error:
         raise CliError(str(error)) from error
+    return True
 
 
 def _build_model(

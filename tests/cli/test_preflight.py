@@ -107,6 +107,29 @@ def test_a_model_s_kernels_are_compiled_for_the_worker_s_own_settings(model: str
     assert built == [(options, (9, 0))]
 
 
+def test_without_a_model_there_may_be_nothing_to_compile(monkeypatch) -> None:
+    from moebius_kernels import registry
+
+    monkeypatch.setattr(registry, "cuda_sources", tuple)
+    result = RUNNER.invoke(app, ["kernels", "build", "--arch", "9.0"])
+    assert result.exit_code == 1
+    assert "--model" in result.output
+
+
+@pytest.mark.parametrize("arch", ["7.5", "99.0"])
+def test_an_architecture_that_no_kernel_is_for_is_no_success(
+    model: str, arch: str, monkeypatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    result = RUNNER.invoke(app, ["kernels", "build", "--arch", arch, "--model", model])
+    assert result.exit_code == 1
+    assert f"No kernel is made for {arch}. Choose among 8.0" in result.output
+    assert "✓" not in result.output
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("command", [("preflight",), ("kernels", "build", "--arch", "9.0", "--model")])
 def test_a_dtype_of_the_cache_that_there_is_not_is_refused(model: str, command: tuple[str, ...]) -> None:
     result = RUNNER.invoke(app, [*command, model, "--kv-cache-dtype", "int4"])

@@ -14,7 +14,14 @@ import pytest
 
 pytest.importorskip("triton")
 
+from moebius_kernels.jit import triton_ahead
 from moebius_kernels.jit.triton_ahead import compile_all
+
+
+@pytest.fixture(autouse=True)
+def without_launchers(monkeypatch) -> None:
+    """What is compiled here is no kernel."""
+    monkeypatch.setattr(triton_ahead, "compile_launcher", lambda kernel: None)
 
 
 def _leaves(path: Path) -> Callable[[], None]:
@@ -42,19 +49,38 @@ def test_each_is_compiled_once_whatever_becomes_of_the_others(tmp_path: Path) ->
     jobs = [*map(_leaves, good[:20]), _raises, _hangs, *map(_leaves, good[20:]), _is_killed, *[_dies] * 8]
     told: list[int] = []
     started = time.monotonic()
-    compile_all(jobs, processes=4, seconds=1, done=told.append)
+    failures = compile_all(jobs, processes=4, seconds=1, done=told.append)
     assert all(path.exists() for path in good)
-    # Those that raise are over with, too.
-    assert told == sorted(told)
-    assert told[-1] == len(good) + 1
+    # Those that went wrong are over, too.
+    assert told == [*range(1, len(jobs) + 1)]
+    assert sorted(failures) == [
+        "ValueError: this does not compile",
+        "it took more than 1 s",
+        "the process that compiled it was killed by SIGKILL",
+        *["the process that compiled it was killed by SIGTERM"] * 8,
+    ]
     assert time.monotonic() - started < 20
 
 
 def test_if_each_process_is_killed_the_rest_is_left_undone(tmp_path: Path) -> None:
     told: list[int] = []
     jobs = [*map(_leaves, (tmp_path / str(number) for number in range(10_000))), _is_killed, _is_killed]
-    compile_all(jobs, processes=2, seconds=5, done=told.append)
-    assert (told or [0])[-1] < len(jobs) - 2
+    failures = compile_all(jobs, processes=2, seconds=5, done=told.append)
+    assert told[-1] < len(jobs)
+    done = len(list(tmp_path.iterdir()))
+    assert len(failures) == len(jobs) - done
+    assert failures.count("no process was left to compile it") == len(jobs) - told[-1]
+
+
+def _has_no_room() -> None:
+    raise OSError("No space left\non device")
+
+
+def test_why_a_compilation_failed_is_a_line() -> None:
+    assert (
+        compile_all([_has_no_room] * 3, processes=2, seconds=5, done=lambda count: None)
+        == ["OSError: No space left on device"] * 3
+    )
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
@@ -70,8 +96,9 @@ def test_where_processes_cannot_be_had_there_are_fewer(allowed: int, tmp_path: P
 
     monkeypatch.setattr(ForkProcess, "start", start)
     jobs = [_leaves(tmp_path / str(number)) for number in range(8)]
-    compile_all(jobs, processes=4, seconds=5, done=lambda count: None)
+    failures = compile_all(jobs, processes=4, seconds=5, done=lambda count: None)
     assert len(list(tmp_path.iterdir())) == len(jobs) * allowed
+    assert len(failures) == len(jobs) * (1 - allowed)
     assert not any(process.is_alive() for process in begun)
 
 
@@ -116,4 +143,7 @@ def test_they_run_at_the_same_time() -> None:
 
 
 def test_nothing_is_nothing_to_do() -> None:
-    compile_all([], processes=4, seconds=1, done=lambda count: pytest.fail("nothing was to be done"))
+    assert (
+        compile_all([], processes=4, seconds=1, done=lambda count: pytest.fail("nothing was to be done"))
+        == []
+    )

@@ -21,6 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from moebius_common.exit_reason import exit_reason
+from moebius_kernels.jit.triton_launcher import compile_launcher, linkable
 from moebius_kernels.registry import Architecture
 
 # Compiles one kernel into the cache, or finds it there.
@@ -29,6 +31,8 @@ Compilation = Callable[[], Any]
 _WARP = 32
 # A number of a compilation, as it travels through a pipe, whose reads and writes of so few bytes are whole.
 _NUMBER = struct.Struct("=I")
+# So many bytes of a report do, too.
+_REPORT_BYTES = 1000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -77,37 +81,48 @@ def collected() -> Iterator[list[Compilation]]:
 
 def compile_all(
     compilations: Sequence[Compilation], processes: int, seconds: int, done: Callable[[int], None]
-) -> None:
-    """In processes forked from this one, in whose memory no GPU may have a part. `done` is told how many are.
-    Where no more processes can be had, there are fewer; without any, nothing is compiled.
+) -> list[str]:
+    """In processes forked from this one, in whose memory no GPU may have a part. `done` is told how many are
+    over. Where no more processes can be had, there are fewer; without any, nothing is compiled.
 
     One that raises, crashes or takes more than so many seconds is passed over: whoever launches the kernel
     will meet that again. A process that does not survive is replaced, but not one that was killed: where
-    memory is short, fewer need less.
+    memory is short, fewer need less. Returns why, for each that was not compiled.
     """
     context = get_context("fork")
     numbers, given = os.pipe()
     reports, reporting = os.pipe()
     workers: list[ForkProcess] = []
-    with contextlib.suppress(OSError):
-        for _ in range(min(processes, len(compilations))):
-            worker = context.Process(
-                target=_keep_working, args=(compilations, numbers, reporting, seconds, (given, reports))
-            )
-            worker.start()
-            workers.append(worker)
-    os.close(reporting)
-    os.close(numbers)
-    # Larger steps, which come last, have kernels that take longer: one of these should not be the last.
-    with contextlib.suppress(BrokenPipeError), os.fdopen(given, "wb") as giving:
-        giving.writelines(map(_NUMBER.pack, reversed(range(len(compilations)))))
+    with linkable():
+        with contextlib.suppress(OSError):
+            for _ in range(min(processes, len(compilations))):
+                worker = context.Process(
+                    target=_keep_working, args=(compilations, numbers, reporting, seconds, (given, reports))
+                )
+                worker.start()
+                workers.append(worker)
+        os.close(reporting)
+        os.close(numbers)
+        # Larger steps, which come last, have kernels that take longer: one of these should not be the last.
+        with contextlib.suppress(BrokenPipeError), os.fdopen(given, "wb") as giving:
+            giving.writelines(map(_NUMBER.pack, reversed(range(len(compilations)))))
+        finished, failures = _listen(reports, done)
+        for worker in workers:
+            worker.join()
+    return failures + ["no process was left to compile it"] * (len(compilations) - finished)
+
+
+def _listen(reports: int, done: Callable[[int], None]) -> tuple[int, list[str]]:
+    """How many compilations were over when nobody was left to report any, and why some failed."""
     finished = 0
-    with os.fdopen(reports, "rb", buffering=0) as reading:
-        while data := reading.read(1024):
-            finished += len(data)
+    failures: list[str] = []
+    with os.fdopen(reports, encoding="utf-8", errors="replace") as reading:
+        for line in reading:
+            finished += 1
+            if reason := line.strip():
+                failures.append(reason)
             done(finished)
-    for worker in workers:
-        worker.join()
+    return finished, failures
 
 
 def _keep_working(
@@ -125,7 +140,10 @@ def _keep_working(
     with contextlib.suppress(OSError):
         while worker := os.fork():
             code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-            if code >= 0 or code == -signal.SIGKILL:
+            if code >= 0:
+                return
+            _report(reporting, _epitaph(code, seconds))
+            if code == -signal.SIGKILL:
                 return
         _end_with_parent()
     _work(compilations, numbers, reporting, seconds)
@@ -141,14 +159,26 @@ def _work(compilations: Sequence[Compilation], numbers: int, reporting: int, sec
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     while number := os.read(numbers, _NUMBER.size):
         signal.alarm(seconds)
-        with contextlib.suppress(Exception):
-            _launcher(compilations[_NUMBER.unpack(number)[0]]())
+        failure = _failure(compilations[_NUMBER.unpack(number)[0]])
         signal.alarm(0)
-        os.write(reporting, b".")
+        _report(reporting, failure)
 
 
-def _launcher(kernel: Any) -> None:
-    """Compiles what launches the kernel: C, which needs the driver's library."""
-    from triton.backends.nvidia.driver import CudaLauncher
+def _failure(compilation: Compilation) -> str:
+    """Compiles the kernel and what launches it; why that failed, empty if it did not."""
+    try:
+        compile_launcher(compilation())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
-    CudaLauncher(kernel.src, kernel.metadata)
+
+def _epitaph(code: int, seconds: int) -> str:
+    if code == -signal.SIGALRM:
+        return f"it took more than {seconds} s"
+    return f"the process that compiled it {exit_reason(code)}"
+
+
+def _report(reporting: int, failure: str) -> None:
+    """That a compilation is over: a line, which is empty if nothing failed."""
+    os.write(reporting, " ".join(failure.split()).encode()[:_REPORT_BYTES] + b"\n")

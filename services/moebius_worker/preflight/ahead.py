@@ -2,12 +2,12 @@
 on all CPUs. Its task is that of `child.py`.
 
 The model has sizes and no numbers, and no GPU is used, but perhaps asked what it is. Whatever goes wrong here
-only means that a kernel is compiled later: by the sacrificial process, which judges.
+is counted, and only means that a kernel is compiled later: by the sacrificial process, which judges.
 """
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
 from types import ModuleType
 from typing import Any
@@ -22,11 +22,18 @@ from moebius_kernels.operations import OPERATION_NAMES, REFERENCE, Operations
 from moebius_kernels.registry import Backend, Device, Query, Registry, TokenRange, gather, refusal
 from moebius_worker.host_memory import host_memory
 from moebius_worker.preflight.child import Send, Task, begin, named
-from moebius_worker.preflight.report import Doing
+from moebius_worker.preflight.report import Compiled, Doing
 from moebius_worker.preflight.subject import Subject
 
 # What one process that compiles may take of the host's memory.
 _PROCESS_BYTES = 2**30
+# Of a reason, in characters.
+_REASON_LENGTH = 300
+# What is like the results of references that look at numbers, which nobody has here.
+_RESULTS: dict[str, Callable[[Mapping[str, Any]], torch.Tensor]] = {
+    "routed_experts": lambda given: torch.empty_like(given["x"]),
+    "paged_attention": lambda given: given["q"].new_empty(*given["q"].shape[:2], given["kv_pages"].value_dim),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,24 +68,34 @@ def compile_ahead(task: Task, send: Send) -> None:
     assert subject.device.architecture is not None
     pretend(subject.device.architecture)
     subject.bind(every_candidate(named(task.registry)().without(task.excluded), task.ranges, subject.device))
+    unfinished: list[str] = []
     with collected() as compilations:
         for step in task.steps:
-            with contextlib.suppress(Exception):
+            try:
                 subject.run(step)
+            except Exception as error:
+                unfinished.append(f"a {step.kind} step of {step.tokens} tokens raised {_said(error)}")
     processes = max(1, min(cpu_count(), host_memory().available // _PROCESS_BYTES))
     count = len(compilations)
 
     def done(finished: int) -> None:
         send(Doing(f"compiling kernels, {finished} of {count}"))
 
-    compile_all(compilations, processes, int(task.patience.compile), done)
+    failures = compile_all(compilations, processes, int(task.patience.compile), done)
+    reason = next(iter(failures + unfinished), "")
+    send(Compiled(count, len(failures), len(unfinished), reason))
+
+
+def _said(error: Exception) -> str:
+    """In one line that is not too long."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_LENGTH]
 
 
 def every_candidate(registry: Registry, ranges: Sequence[TokenRange], device: Device) -> Operations:
     """Operations that call every Triton backend that may be tried. Others have their own ways to compile."""
 
     def calling(operation: str) -> Callable[..., Any]:
-        backends = [one for one in registry.of(operation) if one.name.startswith("triton")]
+        backends = [one for one in registry.of(operation) if one.is_triton]
         functions: list[tuple[Backend, Callable[..., Any]]] = [(one, one.bind()) for one in backends]
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -91,7 +108,11 @@ def every_candidate(registry: Registry, ranges: Sequence[TokenRange], device: De
                 if refusal(backend, query) is None:
                     with contextlib.suppress(Exception):
                         results.append(function(*args, **kwargs))
-            return results[0] if results else getattr(REFERENCE, operation)(*args, **kwargs)
+            if results:
+                return results[0]
+            if operation in _RESULTS:
+                return _RESULTS[operation](arguments)
+            return getattr(REFERENCE, operation)(*args, **kwargs)
 
         return call
 

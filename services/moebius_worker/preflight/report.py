@@ -49,14 +49,31 @@ class Doing:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiled:
+    """What could be compiled ahead is: all `kernels` that were found but `failed` ones. `unfinished`: steps
+    that raised, so that nobody knows what else they launch. `reason`: of the first that went wrong."""
+
+    kernels: int
+    failed: int = 0
+    unfinished: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        said = f"{self.kernels - self.failed} of {self.kernels} kernels compiled"
+        said += f", {self.failed} failed" if self.failed else ""
+        said += f", {self.unfinished} steps not followed to their ends" if self.unfinished else ""
+        return f"{said}: {self.reason}" if self.reason else said
+
+
+@dataclass(frozen=True, slots=True)
 class RanOut:
     """The process ends, for want of the GPU's memory; `said`: by the device."""
 
     said: str
 
 
-Message = Begun | Judged | StepDone | Doing | RanOut
-_KINDS = {kind.__name__: kind for kind in (Begun, Judged, StepDone, Doing, RanOut)}
+Message = Begun | Judged | StepDone | Doing | Compiled | RanOut
+_KINDS = {kind.__name__: kind for kind in (Begun, Judged, StepDone, Doing, Compiled, RanOut)}
 
 
 def encode(message: Message) -> bytes:

@@ -22,7 +22,7 @@ from moebius_worker.preflight.draw import draw_plan
 from moebius_worker.preflight.gates import MEMORY
 from moebius_worker.preflight.probe import Patience
 from moebius_worker.preflight.process import PreflightProcess, Waiting
-from moebius_worker.preflight.report import Begun, Doing, Judged, RanOut, Site, StepDone, decode
+from moebius_worker.preflight.report import Begun, Compiled, Doing, Judged, RanOut, Site, StepDone, decode
 from moebius_worker.preflight.subject import ProbeStep
 
 # What is being done, and how many of how many steps are.
@@ -74,6 +74,8 @@ class _Known:
     steps_done: int = 0
     # What the device said when the memory of the last process ran out.
     ran_out: str | None = None
+    # What came of compiling ahead, once that is over.
+    compiled: Compiled | None = None
 
     def add(self, judged: Judged) -> None:
         self.verdicts[judged.site, judged.verdict.backend] = judged.verdict
@@ -127,17 +129,19 @@ def _task(examination: Examination, known: _Known) -> Task:
     )
 
 
-def compile_ahead(examination: Examination, progress: Progress) -> None:
+def compile_ahead(examination: Examination, progress: Progress) -> Compiled:
     """Compiles what `preflight` would try, and tries nothing. Raises PreflightError."""
-    with _process("ahead", _task(examination, _Known({})), {}) as process:
+    known = _Known({})
+    with _process("ahead", _task(examination, known), {}) as process:
         process.begin()
-        _, hung = _listen(process.reports, _Known({}), progress, len(examination.steps))
+        _, hung = _listen(process.reports, known, progress, len(examination.steps))
         if not hung:
             process.wait(EXIT_SECONDS)
         status = process.end()
-    if status != 0:
+    if status != 0 or known.compiled is None:
         how = f"said nothing for {SILENCE_SECONDS:.0f} s" if hung else exit_reason(status)
         raise PreflightError(f"The process that compiles {how}.")
+    return known.compiled
 
 
 @contextmanager
@@ -157,6 +161,9 @@ def _compiling(
                 meanwhile()
                 _listen(process.reports, known, progress, len(task.steps))
                 process.end()
+                if known.compiled is not None and known.compiled.reason:
+                    # The candidates concerned are compiled, or fail, when they are tried.
+                    log.warning("not all was compiled before the preflight", result=str(known.compiled))
 
         yield wait
 
@@ -219,5 +226,7 @@ def _listen(reports: RawIOBase, known: _Known, progress: Progress, total: int) -
                         known.ran_out = said
                     case StepDone(done=done):
                         known.steps_done = done
+                    case Compiled() as compiled:
+                        known.compiled = compiled
                     case Doing(phase=phase):
                         progress(f"preflight: {phase}", known.steps_done, total)

@@ -302,6 +302,15 @@ def no_sizes(**options: Any) -> Tiny:
     os._exit(4)
 
 
+class SizesThatRaise(Tiny):
+    """Sizes with which nothing can be computed."""
+
+    device = Device("cuda", "a GPU that is not here", (9, 0))
+
+    def run(self, step: ProbeStep) -> None:
+        raise ValueError("not on this device")
+
+
 class RunsOut(Tiny):
     """A model that has no room beside what its device holds already."""
 

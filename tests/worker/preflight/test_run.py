@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from moebius_kernels.plan import Plan, Verdict, token_ranges
 from moebius_worker.preflight import process, run
@@ -172,6 +173,17 @@ def test_it_is_compiled_once_however_many_processes_judge() -> None:
 
 def test_a_compiling_process_that_dies_is_not_waited_for() -> None:
     plan = preflight(_examination("only_good", sizes=f"{BAD}:no_sizes"), {})
+    assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
+
+
+def test_what_was_not_compiled_before_is_logged_and_judged_all_the_same() -> None:
+    with capture_logs() as logged:
+        plan = preflight(_examination("only_good", sizes=f"{BAD}:SizesThatRaise"), {})
+    [said] = [entry for entry in logged if "not all was compiled" in entry["event"]]
+    assert said["result"] == (
+        f"0 of 0 kernels compiled, {len(STEPS)} steps not followed to their ends: a decode step of 1 tokens "
+        "raised ValueError: not on this device"
+    )
     assert {rejected for rejected, _ in _outcome(plan, "good").values()} == {None}
 
 
