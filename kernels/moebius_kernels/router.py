@@ -1,6 +1,9 @@
 """Which experts a token goes to."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -19,6 +22,47 @@ class Route:
     experts: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What a router chooses by: the `top_k` experts with the highest `ranks` fp32 [T, E], weighted by what
+    `weigh` makes of their `scores`: fp32 [T, E], of those chosen [T, K].
+
+    With `groups` of E / groups experts each, side by side, only those of the `top_groups` best can be chosen;
+    a group is as good as the sum of its best `judged_by`.
+    """
+
+    ranks: torch.Tensor
+    scores: torch.Tensor
+    weigh: Callable[[torch.Tensor], torch.Tensor]
+    top_k: int
+    groups: int = 1
+    top_groups: int = 1
+    judged_by: int = 1
+
+    def route(self) -> Route:
+        ranks = self.ranks
+        if self.top_groups < self.groups:
+            merits = self.merits()
+            best = merits.topk(self.top_groups, dim=-1).indices
+            ranks = self.within(torch.zeros_like(merits, dtype=torch.bool).scatter_(-1, best, True))
+        experts = ranks.topk(self.top_k, dim=-1).indices
+        return Route(self.weights(experts), experts)
+
+    def weights(self, experts: torch.Tensor) -> torch.Tensor:
+        """Of the experts [T, K], were they chosen."""
+        return self.weigh(self.scores.gather(-1, experts))
+
+    def merits(self) -> torch.Tensor:
+        """How good the groups are, [T, groups]."""
+        grouped = self.ranks.unflatten(-1, (self.groups, -1))
+        return grouped.topk(min(self.judged_by, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+
+    def within(self, kept: torch.Tensor) -> torch.Tensor:
+        """The ranks, -inf outside the groups that are kept: bool [T, groups]."""
+        grouped = self.ranks.unflatten(-1, (self.groups, -1))
+        return grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
 def topk_softmax(
     logits: torch.Tensor,
     top_k: int,
@@ -34,17 +78,14 @@ def topk_softmax(
     side by side, only those of the `top_groups` best can be chosen; a group is as good as its best expert
     (DeepSeek-V2).
     """
-    probabilities = logits.float().softmax(dim=-1)
-    weights, experts = _of_best_groups(probabilities, groups, top_groups, 1).topk(top_k, dim=-1)
-    if renormalise:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return Route(weights * scale, experts)
+    return _softmax(
+        logits, top_k, groups=groups, top_groups=top_groups, renormalise=renormalise, scale=scale
+    ).route()
 
 
 def softmax_topk(logits: torch.Tensor, top_k: int) -> Route:
     """The top k logits [T, E], then softmax over these in fp32 (gpt-oss)."""
-    chosen, experts = logits.float().topk(top_k, dim=-1)
-    return Route(chosen.softmax(dim=-1), experts)
+    return _logits(logits, top_k).route()
 
 
 def sigmoid_topk(
@@ -63,22 +104,47 @@ def sigmoid_topk(
     `renormalise`, then multiplied by `scale`. With `groups` of E / groups experts each, side by side, only
     those of the `top_groups` best can be chosen; a group is as good as the sum of its best two.
     """
+    return _sigmoid(
+        logits, top_k, bias=bias, groups=groups, top_groups=top_groups, renormalise=renormalise, scale=scale
+    ).route()
+
+
+def _softmax(
+    logits: torch.Tensor, top_k: int, *, groups: int, top_groups: int, renormalise: bool, scale: float
+) -> Ranking:
+    scores = logits.float().softmax(dim=-1)
+    weigh = partial(_weigh, renormalise=renormalise, smallest=0.0, scale=scale)
+    return Ranking(scores, scores, weigh, top_k, groups, top_groups, judged_by=1)
+
+
+def _logits(logits: torch.Tensor, top_k: int) -> Ranking:
+    scores = logits.float()
+    return Ranking(scores, scores, partial(torch.softmax, dim=-1), top_k)
+
+
+def _sigmoid(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    bias: torch.Tensor | None,
+    groups: int,
+    top_groups: int,
+    renormalise: bool,
+    scale: float,
+) -> Ranking:
     scores = logits.float().sigmoid()
     ranks = scores if bias is None else scores + bias.float()
-    ranks = _of_best_groups(ranks, groups, top_groups, 2)
-    experts = ranks.topk(top_k, dim=-1).indices
-    weights = scores.gather(-1, experts)
+    weigh = partial(_weigh, renormalise=renormalise, smallest=_SMALLEST_SUM, scale=scale)
+    return Ranking(ranks, scores, weigh, top_k, groups, top_groups, judged_by=2)
+
+
+def _weigh(scores: torch.Tensor, *, renormalise: bool, smallest: float, scale: float) -> torch.Tensor:
     if renormalise:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + _SMALLEST_SUM)
-    return Route(weights * scale, experts)
+        scores = scores / (scores.sum(dim=-1, keepdim=True) + smallest)
+    return scores * scale
 
 
-def _of_best_groups(ranks: torch.Tensor, groups: int, top_groups: int, judged_by: int) -> torch.Tensor:
-    """-inf outside the groups whose best `judged_by` have the highest sums. ranks [T, E]."""
-    if top_groups == groups:
-        return ranks
-    grouped = ranks.unflatten(-1, (groups, -1))
-    best = grouped.topk(min(judged_by, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
-    kept = torch.zeros_like(best, dtype=torch.bool)
-    kept.scatter_(-1, best.topk(top_groups, dim=-1).indices, True)
-    return grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)
+# By the operation, of its arguments, all of which are given.
+RANKINGS: Mapping[str, Callable[..., Ranking]] = MappingProxyType(
+    {"topk_softmax": _softmax, "softmax_topk": _logits, "sigmoid_topk": _sigmoid}
+)

@@ -1,4 +1,5 @@
-"""How far results are from those of the reference, and how far they may be. Draws: `compare_draws.py`."""
+"""How far results are from those of the reference, and how far they may be. Choices have files of their own:
+`compare_routes.py`, `compare_draws.py`."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -24,8 +25,6 @@ ROW_SLACK = 4.0
 # their neighbours, each by 1/8: 1.3e-2 for routed experts. Without the reference's rounding they would be off
 # by 4.3e-2, so whatever rounds elsewhere than it, or not at all, does not pass.
 DECLARED_LIMIT = 2.5e-2
-# Softmax and sigmoid in fp32, of the same logits.
-ROUTE_LIMIT = 1e-4
 
 
 def limit_of(query: Query, *, declared: bool = False) -> float:
@@ -52,26 +51,6 @@ def difference(result: Any, expected: Any, limit: float) -> tuple[float, str | N
         if wrong is not None:
             return worst, wrong
     return worst, None
-
-
-def route_difference(result: Any, expected: Route, scores: torch.Tensor) -> tuple[float, str | None]:
-    """Experts that score alike may stand for each other, in any order; their weights may not differ."""
-    if not isinstance(result, Route):
-        return math.inf, f"a {type(result).__name__} instead of a route"
-    if result.experts.shape != expected.experts.shape:
-        return math.inf, f"experts {list(result.experts.shape)} instead of {list(expected.experts.shape)}"
-    experts = result.experts.long()
-    if experts.min() < 0 or experts.max() >= scores.shape[-1]:
-        return math.inf, f"experts {int(experts.min())} to {int(experts.max())} of {scores.shape[-1]}"
-    ordered = experts.sort(dim=-1).values
-    if (ordered[:, 1:] == ordered[:, :-1]).any():
-        return math.inf, "an expert twice in one row"
-    chosen = [scores.float().gather(-1, one).sort(dim=-1).values for one in (experts, expected.experts)]
-    if not torch.equal(chosen[0], chosen[1]):
-        rows = int((chosen[0] != chosen[1]).any(dim=-1).sum())
-        return math.inf, f"other experts than the best in {rows} of {len(experts)} rows"
-    weights = [one.weights.float().sort(dim=-1).values for one in (result, expected)]
-    return tensor_difference(weights[0], weights[1], ROUTE_LIMIT)
 
 
 def tensor_difference(result: torch.Tensor, expected: torch.Tensor, limit: float) -> tuple[float, str | None]:

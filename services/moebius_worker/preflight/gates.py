@@ -14,11 +14,12 @@ from moebius_kernels.calls import CALLS
 from moebius_kernels.operations import REFERENCE
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Backend, Query
-from moebius_kernels.router import Route
+from moebius_kernels.router import RANKINGS, Route
 from moebius_kernels.sampling import Drawn
 from moebius_kernels.tensor_tree import copy_tensors, tensors_of
-from moebius_worker.preflight.compare import difference, limit_of, route_difference
+from moebius_worker.preflight.compare import difference, limit_of
 from moebius_worker.preflight.compare_draws import draw_difference
+from moebius_worker.preflight.compare_routes import route_difference
 from moebius_worker.preflight.machine import Machine, ran_out
 
 # Told before each gate; the first call may have to compile.
@@ -169,7 +170,8 @@ def _compare(trial: Trial, run: _Run, result: Any, limit: float) -> float:
     """The relative error of the result and of what was written."""
     match trial.expected:
         case Route():
-            error, wrong = route_difference(result, trial.expected, trial.first)
+            ranking = RANKINGS[trial.query.operation](**trial.arguments)
+            error, wrong = route_difference(result, trial.expected, ranking)
         case Drawn():
             error, wrong = draw_difference(result, trial.expected, trial.first, trial.arguments["draws"])
         case _:
