@@ -237,10 +237,11 @@ def _capture(backend: Backend, trial: Trial, machine: Machine) -> tuple[_Run, Re
     pairs = [(result, expected), (static.written(trial), plain.written(trial))]
     for found, wanted in pairs:
         match wanted:
+            # The same program chose twice.
             case Route():
-                _, wrong = difference((found.weights, found.experts), (wanted.weights, wanted.experts), limit)
+                _, wrong = difference(found.experts, wanted.experts, 0.0)
+                wrong = wrong or difference(found.weights, wanted.weights, limit)[1]
             case Drawn():
-                # It was drawn twice by the same program.
                 _, wrong = difference((found.token_ids, found.best), (wanted.token_ids, wanted.best), 0.0)
             case _:
                 _, wrong = difference(found, wanted, limit)

@@ -10,7 +10,7 @@ from moebius_kernels.calls import named_arguments, shapes_of
 from moebius_kernels.operations import REFERENCE
 from moebius_kernels.plan import Verdict
 from moebius_kernels.registry import Backend, Query, TokenRange
-from moebius_kernels.router import RANKINGS, Ranking, Route
+from moebius_kernels.router import RANKINGS, Ranking, Route, sigmoid_topk
 from moebius_worker.preflight.compare_routes import route_difference
 from moebius_worker.preflight.gates import Trial, judge
 from tests.worker.preflight import bad
@@ -181,3 +181,26 @@ def test_groups_are_not_forgotten(operation: str) -> None:
     ranking = _ranking(operation, logits, TOP_K, groups=8, top_groups=4)
     assert _wrong(ranking.route(), ranking) is None
     assert "other experts" in str(_wrong(_ranking(operation, logits, TOP_K).route(), ranking))
+
+
+class DriftsInReplays:
+    """Its replay names other experts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *args: Any, **named: Any) -> Route:
+        self.calls += 1
+        route = sigmoid_topk(*args, **named)
+        # Compiled, captured, replayed, called again.
+        if self.calls == 3:
+            route.experts[:, 0] += 1
+        return route
+
+
+def test_a_replay_names_the_experts_of_a_plain_call() -> None:
+    drifts = DriftsInReplays()
+    verdict = _judged(drifts, _draw(64, EXPERTS).bfloat16())
+    assert drifts.calls == 4
+    assert verdict.rejected == "capture"
+    assert "its replay differs from a plain call" in (verdict.reason or "")
