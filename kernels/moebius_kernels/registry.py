@@ -130,6 +130,20 @@ class Registry:
         kept = (one for one in self.backends if one.is_reference or str(one) not in names)
         return Registry(tuple(kept), self.missing)
 
+    def mistaken(self, excluded: Iterable[str]) -> dict[str, str]:
+        """The names that `without` takes nothing away for, each with the reason."""
+        names = {str(one) for one in self.backends if not one.is_reference}
+        return {name: self._why_kept(name) for name in excluded if name not in names}
+
+    def _why_kept(self, name: str) -> str:
+        operation, _, backend = name.partition(":")
+        if operation not in OPERATION_NAMES:
+            return "there is no such operation"
+        if backend == "reference":
+            return "the reference stays: something has to compute"
+        others = ", ".join(one.name for one in self.of(operation) if not one.is_reference)
+        return f"of {operation} there are here: {others or 'none'}"
+
 
 def references() -> tuple[Backend, ...]:
     """One for each operation, on every device, in plain PyTorch."""

@@ -89,6 +89,9 @@ def _examine(
 
     wanted = Wanted(RunnerOptions(kv_format=KvFormat(kv_cache_dtype), **options), excluded)
     registry = gather()
+    for name, reason in registry.mistaken(excluded).items():
+        absent = ", ".join(f"{module}: {why}" for module, why in registry.missing.items())
+        raise CliError(f"--exclude-backends {name}: {reason}" + (f" (not here: {absent})" if absent else ""))
     try:
         plan = find_plan(open_checkpoint(model), wanted, registry, progress, fresh=fresh)
     except PreflightError as error:

@@ -69,6 +69,30 @@ def test_a_model_that_is_not_there_is_one_line() -> None:
     assert "Error:" in result.output
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gated:god", "of gated there are here: good, slow"),
+        ("gated:reference", "the reference stays: something has to compute"),
+        ("gatde:good", "there is no such operation"),
+        ("good", "there is no such operation"),
+    ],
+)
+def test_a_name_that_excludes_nothing_is_refused(model: str, monkeypatch, name: str, reason: str) -> None:
+    from moebius_kernels import registry
+    from tests.worker.preflight import bad
+
+    offered = bad.registry("good", "slow")
+    monkeypatch.setattr(
+        registry, "gather", lambda: registry.Registry(offered.backends, {"a.module": "broken"})
+    )
+    arguments = ["preflight", model, "--device", "cpu", "--exclude-backends", f"gated:slow,{name}"]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert f"--exclude-backends {name}: {reason} (not here: a.module: broken)" in result.output
+    assert "gated:slow:" not in result.output
+
+
 def test_kernels_are_compiled_ahead_for_each_architecture(monkeypatch, tmp_path: Path) -> None:
     from moebius_kernels import registry
 

@@ -233,3 +233,14 @@ def test_what_is_excluded_is_gone_but_a_reference_stays(provider) -> None:
     name = provider(good=TABLE.format(operation="linear", name="fast"))
     registry = gather((name,)).without(["linear:fast", "linear:reference", "embedding:fast"])
     assert [str(one) for one in registry.of("linear")] == ["linear:reference"]
+
+
+def test_names_that_exclude_nothing_are_told_with_those_that_would(provider) -> None:
+    tables = {one: TABLE.format(operation="linear", name=one) for one in ("fast", "faster")}
+    names = ["linear:fast", "linear:fats", "linear:reference", "embedding:fast", "lineal:fast"]
+    assert gather((provider(**tables),)).mistaken(names) == {
+        "linear:fats": "of linear there are here: fast, faster",
+        "linear:reference": "the reference stays: something has to compute",
+        "embedding:fast": "of embedding there are here: none",
+        "lineal:fast": "there is no such operation",
+    }

@@ -1,7 +1,7 @@
 """What an engine gets of the preflight: operations that follow the plan, and a word about them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -78,6 +78,11 @@ def prepare(
     registry = gather()
     for module, reason in registry.missing.items():
         log.info("backends are not here", module=module, reason=reason)
+    mistaken = registry.mistaken(wanted.excluded)
+    for name, reason in mistaken.items():
+        # A start all the same: its library may be missing on this node alone.
+        log.warning("a name excludes no backend", backend=name, reason=reason)
+    wanted = replace(wanted, excluded=tuple(one for one in wanted.excluded if one not in mistaken))
     plan = find_plan(checkpoint, wanted, registry, progress, meanwhile=meanwhile, waiting=waiting)
     if not plan.choices:
         return Prepared(plan, REFERENCE, wanted.excluded, ())

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
+from structlog.testing import capture_logs
 
 from moebius_kernels.activations import SILU
 from moebius_kernels.calls import key_of, named_arguments, shapes_of
@@ -26,7 +27,7 @@ from moebius_worker.preflight.subject import steps_for
 from tests.worker.preflight import bad
 
 STEPS = steps_for(token_ranges(16), max_running=4, max_step_tokens=16)
-WANTED = Wanted(RunnerOptions(device="cpu"), excluded=("linear:fast",))
+WANTED = Wanted(RunnerOptions(device="cpu"), excluded=("gated:slow",))
 X = torch.randn(2, 8)
 
 
@@ -83,7 +84,23 @@ def test_the_summary_counts_choices_and_rejections_with_a_reason(monkeypatch) ->
         ("gated:slow", "crash", 2, "the process was killed by SIGSEGV"),
         ("gated:makes_nan", "numbers", 2, "8 of 8 numbers are NaN"),
     ]
-    assert list(message.excluded) == ["linear:fast"]
+    assert list(message.excluded) == ["gated:slow"]
+
+
+def test_names_that_exclude_nothing_are_warned_of_and_not_passed_on(monkeypatch) -> None:
+    asked: list[Wanted] = []
+    monkeypatch.setattr(prepare, "gather", lambda: bad.registry("good", "slow"))
+    monkeypatch.setattr(prepare, "find_plan", lambda _, wanted, *__, **___: asked.append(wanted) or Plan())
+    wanted = replace(WANTED, excluded=("gated:slwo", "gated:slow", "gated:reference"))
+    with capture_logs() as lines:
+        prepared = prepare.prepare(None, wanted, -1, lambda *_: None)
+    warned = {line["backend"]: line["reason"] for line in lines if line["log_level"] == "warning"}
+    assert warned == {
+        "gated:slwo": "of gated there are here: good, slow",
+        "gated:reference": "the reference stays: something has to compute",
+    }
+    assert [one.excluded for one in asked] == [("gated:slow",)]
+    assert list(prepared.message().excluded) == ["gated:slow"]
 
 
 class Runner:
