@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from moebius_cli.errors import CliError, shown
+from moebius_cli.options import ModelArgument
 from moebius_worker.host_memory import host_memory
 
 if TYPE_CHECKING:
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    model: Annotated[
-        str,
-        typer.Argument(help="A checkpoint directory, a .gguf file, or a Hugging Face id (owner/name)."),
-    ],
+    model: ModelArgument,
     memory: Annotated[
         str | None,
         typer.Option(help="Memory that it has to fit into, such as 24GiB. Left out: this machine's."),

@@ -8,8 +8,14 @@ from rich.console import Console
 
 from moebius_cli.console import step
 from moebius_cli.errors import CliError, shown
-from moebius_cli.options import KvCacheDtypeOption
-from moebius_cli.tune import dummy_form, tune
+from moebius_cli.options import (
+    DtypeOption,
+    KvCacheDtypeOption,
+    LoadFormatOption,
+    PageSizeOption,
+    dummy_form,
+)
+from moebius_cli.tune import tune
 
 kernels = typer.Typer(
     help="Compile kernels ahead, so that workers start sooner, and fit them to a model's shapes.",
@@ -26,9 +32,9 @@ def build(
         str | None,
         typer.Option(help="A checkpoint directory, a .gguf file, or a Hugging Face id (owner/name)."),
     ] = None,
-    load_format: Annotated[
-        str, typer.Option(help="As of the worker: auto, or dummy:FORM for a config alone.")
-    ] = "auto",
+    dtype: DtypeOption = "auto",
+    load_format: LoadFormatOption = "auto",
+    page_size: PageSizeOption = 16,
     kv_cache_dtype: KvCacheDtypeOption = "model",
     max_running: Annotated[
         int, typer.Option(min=1, help="Requests that are computed at the same time, as of the worker.")
@@ -52,7 +58,9 @@ def build(
     with shown():
         architectures = [_architecture(one) for one in arch]
         options = {
+            "dtype": dtype,
             "dummy_weights": dummy_form(load_format),
+            "page_size": page_size,
             "max_running": max_running,
             "max_step_tokens": max_step_tokens,
         }

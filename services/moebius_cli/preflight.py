@@ -10,21 +10,25 @@ from rich.table import Table
 
 from moebius_cli.console import step
 from moebius_cli.errors import CliError, shown
-from moebius_cli.options import KvCacheDtypeOption
+from moebius_cli.options import (
+    DtypeOption,
+    KvCacheDtypeOption,
+    LoadFormatOption,
+    ModelArgument,
+    PageSizeOption,
+    dummy_form,
+)
 
 if TYPE_CHECKING:
     from moebius_kernels.plan import Plan
 
 
 def preflight(
-    model: Annotated[
-        str,
-        typer.Argument(help="A checkpoint directory, a .gguf file, or a Hugging Face id (owner/name)."),
-    ],
+    model: ModelArgument,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1. auto: cuda if present.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, float16. auto: as the worker would choose.")
-    ] = "auto",
+    dtype: DtypeOption = "auto",
+    load_format: LoadFormatOption = "auto",
+    page_size: PageSizeOption = 16,
     kv_cache_dtype: KvCacheDtypeOption = "model",
     max_running: Annotated[
         int, typer.Option(min=1, help="Requests that are computed at the same time.")
@@ -53,6 +57,8 @@ def preflight(
                 {
                     "device": device,
                     "dtype": dtype,
+                    "dummy_weights": dummy_form(load_format),
+                    "page_size": page_size,
                     "max_running": max_running,
                     "max_step_tokens": max_step_tokens,
                 },

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from moebius_cli.console import Step, step
 from moebius_cli.errors import CliError, shown
+from moebius_cli.options import LoadFormatOption, ModelArgument, dummy_form
 
 if TYPE_CHECKING:
     from moebius_kernels.tuning import Compiling, Dropped, Point, Product, Trying, Tuned
@@ -19,19 +20,11 @@ TOKENS = "1,2,8,32,64,128,512,4096,8192"
 
 
 def tune(
-    model: Annotated[
-        str,
-        typer.Argument(help="A checkpoint directory, a .gguf file, or a Hugging Face id (owner/name)."),
-    ],
+    model: ModelArgument,
     tokens: Annotated[
         str, typer.Option(help="Token counts of a step to measure at, separated by commas.")
     ] = TOKENS,
-    load_format: Annotated[
-        str,
-        typer.Option(
-            help="As of the worker: auto, or dummy:FORM for weights of that form and a config alone."
-        ),
-    ] = "auto",
+    load_format: LoadFormatOption = "auto",
     experts_only: Annotated[
         bool, typer.Option("--experts-only", help="Leave out dense layers: attention, shared experts, head.")
     ] = False,
@@ -80,14 +73,6 @@ def _points(model: str, load_format: str, counts: Sequence[int], experts_only: b
     if experts_only:
         products = [one for one in products if isinstance(one, ExpertProduct)]
     return find_tuner().points(products, counts)
-
-
-def dummy_form(load_format: str) -> str | None:
-    """The form of random weights, None for the checkpoint's."""
-    kind, _, form = load_format.partition(":")
-    if load_format != "auto" and kind != "dummy":
-        raise CliError(f"--load-format {load_format!r}: choose auto or dummy:FORM, such as dummy:nvfp4.")
-    return None if load_format == "auto" else form or "bf16"
 
 
 def _list(console: Console, points: "Iterable[Point]") -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,19 @@ from moebius_kernels.jit.nvcc import CudaSource
 from tests.tiny import write_checkpoint
 
 RUNNER = CliRunner()
+# As a worker has them.
+SETTINGS = (
+    *("--max-running", "4", "--max-step-tokens", "64", "--kv-cache-dtype", "int8", "--page-size", "32"),
+    *("--dtype", "float16", "--load-format", "dummy:nvfp4"),
+)
+
+
+def options() -> dict[str, Any]:
+    """The same, as of `RunnerOptions`."""
+    from moebius_kernels.kv_pages import KvFormat
+
+    sizes = {"max_running": 4, "max_step_tokens": 64, "page_size": 32}
+    return sizes | {"kv_format": KvFormat.INT8, "dtype": "float16", "dummy_weights": "nvfp4"}
 
 
 @pytest.fixture
@@ -114,21 +128,32 @@ def test_kernels_are_compiled_ahead_for_each_architecture(monkeypatch, tmp_path:
 
 def test_a_model_s_kernels_are_compiled_for_the_worker_s_own_settings(model: str, monkeypatch) -> None:
     from moebius_kernels import registry
-    from moebius_kernels.kv_pages import KvFormat
     from moebius_worker.engine.runner import RunnerOptions
     from moebius_worker.preflight import build
 
     built = []
     monkeypatch.setattr(registry, "cuda_sources", tuple)
     monkeypatch.setattr(build, "build_kernels", lambda checkpoint, *wanted: built.append(wanted[:2]))
-    flags = ("--max-running", "4", "--max-step-tokens", "64", "--kv-cache-dtype", "int8")
-    result = RUNNER.invoke(
-        app,
-        ["kernels", "build", "--arch", "9.0", "--model", model, "--load-format", "dummy:nvfp4", *flags],
-    )
+    result = RUNNER.invoke(app, ["kernels", "build", "--arch", "9.0", "--model", model, *SETTINGS])
     assert result.exit_code == 0, result.output
-    options = RunnerOptions(dummy_weights="nvfp4", max_running=4, max_step_tokens=64, kv_format=KvFormat.INT8)
-    assert built == [(options, (9, 0))]
+    assert built == [(RunnerOptions(**options()), (9, 0))]
+
+
+def test_a_plan_is_made_for_the_worker_s_own_settings(model: str, monkeypatch) -> None:
+    """For all of those that it is looked for by."""
+    from moebius_kernels.plan import Plan
+    from moebius_worker.engine.runner import RunnerOptions
+    from moebius_worker.preflight import examine
+
+    wanted = []
+    monkeypatch.setattr(
+        examine,
+        "find_plan",
+        lambda checkpoint, one, *_, **__: wanted.append(one) or Plan((), {"device": "x"}),
+    )
+    result = RUNNER.invoke(app, ["preflight", model, *SETTINGS])
+    assert result.exit_code == 0, result.output
+    assert [one.options for one in wanted] == [RunnerOptions(**options())]
 
 
 def test_without_a_model_there_may_be_nothing_to_compile(monkeypatch) -> None:
