@@ -19,6 +19,8 @@ from tests.waiting import until
 
 MOEBIUS = Path(sys.executable).with_name("moebius")
 START_TIMEOUT = 90.0
+# Longer than the grace of `moebius up`, which is 40 s for each of its two processes.
+STOP_TIMEOUT = 90.0
 
 
 @dataclass
@@ -82,7 +84,7 @@ async def stack(
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
         try:
-            await asyncio.wait_for(process.wait(), 30)
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
         except TimeoutError:
             process.kill()
             raise

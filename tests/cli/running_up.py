@@ -12,17 +12,19 @@ import psutil
 
 from tests.ports import free_port
 from tests.stack import MOEBIUS, START_TIMEOUT
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 
 
-def moebius(*arguments: object, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+def moebius(
+    *arguments: object, stdin: str = "", seconds: float = PATIENCE, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
     return subprocess.run(
         [MOEBIUS, *map(str, arguments)],
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=seconds,
         check=False,
         env=os.environ | env,
     )
@@ -49,9 +51,11 @@ class RunningUp:
         )
         assert words in self.output, self.output
 
-    def command(self, name: str, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def command(
+        self, name: str, *arguments: object, stdin: str = "", seconds: float = PATIENCE
+    ) -> subprocess.CompletedProcess[str]:
         """Another command of the same stack."""
-        return moebius(name, "--state-dir", self.state_dir, *arguments, stdin=stdin)
+        return moebius(name, "--state-dir", self.state_dir, *arguments, stdin=stdin, seconds=seconds)
 
     def family(self) -> list[psutil.Process]:
         """Every process that it started, and those that these started."""
@@ -60,7 +64,7 @@ class RunningUp:
     def engines(self) -> list[psutil.Process]:
         return [process for process in self.family() if "moebius_worker.engine" in process.cmdline()]
 
-    def ended(self, seconds: float = 30.0) -> int:
+    def ended(self, seconds: float = PATIENCE) -> int:
         """Waits for its end; returns its exit status."""
         return self.process.wait(seconds)
 
@@ -87,10 +91,10 @@ def running_up(model: Path, state_dir: Path, *flags: str, **env: str) -> Iterato
             process.wait()
 
 
-def assert_gone(processes: list[psutil.Process], seconds: float = 10.0) -> None:
+def assert_gone(processes: list[psutil.Process]) -> None:
     """None of them is left; one that ended and was not waited for does not count."""
     assert processes
-    wait_for(lambda: not left(processes), f"these are gone: {processes}", seconds)
+    wait_for(lambda: not left(processes), f"these are gone: {processes}")
 
 
 def left(processes: list[psutil.Process]) -> list[psutil.Process]:

@@ -43,7 +43,11 @@ async def test_it_is_started_again(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pids[1])
 
 
-async def test_stopped_between_two_processes_it_stays_down(tmp_path: Path) -> None:
+async def test_stopped_between_two_processes_it_stays_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than the test may stand still between the end and the stop.
+    monkeypatch.setattr("moebius_cli.children._FIRST_DELAY", 10.0)
     pids: list[int] = []
     said: list[str] = []
     sleeper = child(tmp_path / "log", "raise SystemExit(7)", pids)

@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from tests.cli.running_up import RunningUp, assert_gone, mentioning, running_up
-from tests.waiting import wait_for
+from tests.stack import START_TIMEOUT
+from tests.waiting import PATIENCE, wait_for
 
 pytestmark = pytest.mark.timeout(180)
 SECONDS = r"\d+\.\d s"
@@ -70,33 +71,41 @@ def test_the_openai_lines_work(up: RunningUp) -> None:
     assert done.stdout.strip()
 
 
+def status(up: RunningUp, *flags: str) -> str:
+    """When all have answered: each is asked for 2 s, in which a busy machine may not come to it."""
+
+    def shown() -> str:
+        done = up.command("status", *flags)
+        assert done.returncode == 0, done.stderr
+        return "" if re.search("UNREACHABLE|does not answer", done.stdout) else done.stdout
+
+    return str(wait_for(shown, "all answer `moebius status`"))
+
+
 def test_status_for_people(up: RunningUp) -> None:
-    shown = up.command("status")
-    assert shown.returncode == 0, shown.stderr
-    assert re.search(r"^model +tiny-moe$", shown.stdout, re.MULTILINE)
-    assert re.search(rf"^gateway +{up.url} +ready +pid \d+$", shown.stdout, re.MULTILINE)
-    assert re.search(r"^controller +pid \d+$", shown.stdout, re.MULTILINE)
+    shown = status(up)
+    assert re.search(r"^model +tiny-moe$", shown, re.MULTILINE)
+    assert re.search(rf"^gateway +{up.url} +ready +pid \d+$", shown, re.MULTILINE)
+    assert re.search(r"^controller +pid \d+$", shown, re.MULTILINE)
     for worker in ("worker-0", "worker-1"):
-        assert re.search(rf"^ ?{worker} +READY +\d+ +\d+ ", shown.stdout, re.MULTILINE), shown.stdout
-        assert re.search(rf"\d\d:\d\d:\d\d +{worker} +started: it is to run", shown.stdout)
-        assert re.search(rf"\d\d:\d\d:\d\d +{worker} +ready: its engine serves", shown.stdout)
+        assert re.search(rf"^ ?{worker} +READY +\d+ +\d+ ", shown, re.MULTILINE), shown
+        assert re.search(rf"\d\d:\d\d:\d\d +{worker} +started: it is to run", shown)
+        assert re.search(rf"\d\d:\d\d:\d\d +{worker} +ready: its engine serves", shown)
 
 
 def test_status_for_programs(up: RunningUp) -> None:
-    shown = up.command("status", "--json")
-    assert shown.returncode == 0, shown.stderr
-    status = json.loads(shown.stdout)
-    assert status["running"] is True
-    assert status["model"] == "tiny-moe"
-    assert status["gateway"]["url"] == up.url
-    assert status["gateway"]["ready"] is True
-    assert [worker["state"] for worker in status["workers"]] == ["READY", "READY"]
-    assert {event["what"] for event in status["events"]} == {"started", "ready"}
+    shown = json.loads(status(up, "--json"))
+    assert shown["running"] is True
+    assert shown["model"] == "tiny-moe"
+    assert shown["gateway"]["url"] == up.url
+    assert shown["gateway"]["ready"] is True
+    assert [worker["state"] for worker in shown["workers"]] == ["READY", "READY"]
+    assert {event["what"] for event in shown["events"]} == {"started", "ready"}
     pids = {process.pid for process in up.family()}
-    named = {status["gateway"]["pid"], status["controller_pid"]}
-    named |= {worker[key] for worker in status["workers"] for key in ("pid", "engine_pid")}
+    named = {shown["gateway"]["pid"], shown["controller_pid"]}
+    named |= {worker[key] for worker in shown["workers"] for key in ("pid", "engine_pid")}
     assert named == pids, "status names every process"
-    assert all(Path(worker["log"]).is_file() for worker in status["workers"])
+    assert all(Path(worker["log"]).is_file() for worker in shown["workers"])
 
 
 def test_chat_answers_a_question(up: RunningUp) -> None:
@@ -137,7 +146,7 @@ def test_a_killed_gateway_comes_back(up: RunningUp) -> None:
     killed = gateway()["pid"]
     assert isinstance(killed, int)
     os.kill(killed, signal.SIGKILL)
-    up.says("gateway was killed by SIGKILL and is started again", 10)
+    up.says("gateway was killed by SIGKILL and is started again")
     wait_for(lambda: gateway()["pid"] != killed and gateway()["ready"], "another gateway is ready")
 
 
@@ -173,7 +182,8 @@ def test_ctrl_c_drains_and_leaves_nothing(up: RunningUp) -> None:
 def test_a_second_start_in_the_same_place_and_once(up: RunningUp) -> None:
     assert up.process.poll() is not None
     question = ("--question", "Say [bold]hello[/bold].")
-    done = up.command("up", "--model", up.model, "--workers", 1, "--port", up.url[-5:], "--once", *question)
+    once = ("--model", up.model, "--workers", 1, "--port", up.url[-5:], "--once", *question)
+    done = up.command("up", *once, seconds=START_TIMEOUT + PATIENCE)
     assert done.returncode == 0, done.stderr
     assert re.search(rf"✓ workers +1 ready {SECONDS}\n", done.stdout), done.stdout
     assert "> Say [bold]hello[/bold].\n" in done.stdout
@@ -190,7 +200,8 @@ def test_a_second_ctrl_c_does_not_wait(tiny_model: Path, tmp_path: Path) -> None
         for process in family:
             process.suspend()
         up.process.send_signal(signal.SIGINT)
-        up.says("Ctrl-C again ends everything at once", 10)
+        up.says("Ctrl-C again ends everything at once")
         up.process.send_signal(signal.SIGINT)
-        assert up.ended(10) == 0
+        # Less than the grace of one of them.
+        assert up.ended(30) == 0
         assert_gone(family)

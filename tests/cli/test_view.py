@@ -9,6 +9,7 @@ from moebius_cli.view import WorkerView, view_workers
 from moebius_controller.spec import StackSpec, WorkerSpec
 from moebius_controller.state_file import ControllerState, ProcessView
 from tests.gateway.worker_standin import Plan, StandIn, serving
+from tests.waiting import PATIENCE
 
 TAKEN = "it exited with status 1: cannot listen"
 
@@ -29,8 +30,9 @@ async def seen(port: int, process: ProcessView) -> WorkerView:
     ],
 )
 async def test_a_stranger_at_its_address_is_not_the_worker(
-    process: ProcessView, state: str, last_fault: str
+    process: ProcessView, state: str, last_fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("moebius_cli.view.PROBE_TIMEOUT", PATIENCE)
     async with serving(StandIn(Plan())) as port:
         view = await seen(port, process)
         assert (view.state, view.last_fault) == (state, last_fault)
