@@ -13,8 +13,11 @@ from moebius_cli.ports import WORKER_PORTS
 # `moebius up` gives to workers.
 PORTS = range(WORKER_PORTS.stop, 32_768)
 # Of the processes that run tests side by side, each has a block of its own: some servers take ports in a row.
-_BLOCK = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-_MINE = PORTS[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) * _BLOCK :][:_BLOCK]
+_BLOCKS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_BLOCK = len(PORTS) // _BLOCKS
+# One that comes in the place of a dead one has the next number: there may be a "gw3" of 3.
+_PLACE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _BLOCKS
+_MINE = PORTS[_PLACE * _BLOCK :][:_BLOCK]
 # One after another, so that none is given twice before the first who got it listens.
 _NEXT = itertools.islice(itertools.cycle(_MINE), random.randrange(_BLOCK), None)
 

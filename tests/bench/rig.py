@@ -16,8 +16,9 @@ import httpx
 import orjson
 import psutil
 
+from moebius_cli.ports import WORKER_PORTS
 from moebius_common.child import dies_with_us
-from tests.ports import PORTS, free_port
+from tests.ports import free_port
 from tests.stack import MOEBIUS
 from tests.waiting import until
 
@@ -27,8 +28,8 @@ MODEL = "sim"
 @contextlib.asynccontextmanager
 async def simulated(*flags: str, workers: int = 1) -> AsyncIterator[list[str]]:
     """Simulated workers: one with an engine process of its own, or many in one process. Yields addresses."""
-    # Many in a row are free where no test takes its ports.
-    first = free_port() if workers == 1 else random.randrange(10_000, PORTS.start - workers)
+    # Many in a row are free where neither a test nor `moebius up` takes its ports.
+    first = free_port() if workers == 1 else random.randrange(10_000, WORKER_PORTS.start - workers)
     command = (sys.executable, "-m", "moebius_worker", "--engine", "sim")
     if workers > 1:
         command = (str(MOEBIUS), "sim", "--workers", str(workers))

@@ -8,6 +8,7 @@ import pytest
 
 from moebius_cli.errors import CliError
 from moebius_cli.ports import HOST, hold_ports
+from tests.ports import free_port
 
 
 def test_they_differ_and_are_not_those_of_outgoing_connections() -> None:
@@ -18,7 +19,7 @@ def test_they_differ_and_are_not_those_of_outgoing_connections() -> None:
 
 
 def test_another_stack_is_given_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moebius_cli.ports.WORKER_PORTS", range(29_000, 29_004))
+    monkeypatch.setattr("moebius_cli.ports.WORKER_PORTS", [free_port() for _ in range(4)])
     with hold_ports(2) as ours:
         with hold_ports(2) as theirs:
             assert not set(ours) & set(theirs)
@@ -42,6 +43,7 @@ async def test_a_worker_may_listen_there_again_and_again() -> None:
 
 
 def test_a_port_on_which_somebody_listens_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moebius_cli.ports.WORKER_PORTS", range(29_010, 29_012))
-    with socket.create_server((HOST, 29_010)), hold_ports(1) as ports:
-        assert ports == [29_011]
+    taken, free = free_port(), free_port()
+    monkeypatch.setattr("moebius_cli.ports.WORKER_PORTS", [taken, free])
+    with socket.create_server((HOST, taken)), hold_ports(1) as ports:
+        assert ports == [free]
