@@ -61,7 +61,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "k8s 49": (
         "gateway/test_dispatcher_endings.py::test_closing_cancels_at_the_worker",
         "gateway/test_dispatcher_endings.py::test_cancelling_the_consumer_cancels_at_the_worker",
-        "worker/front/test_worker_serving.py::test_cancel_frees_within_a_second",
+        "worker/front/test_worker_serving.py::test_cancel_frees_soon",
     ),
     # What is tried again, where, and for how long.
     "k8s 50": ("gateway/test_breakers.py::test_what_counts_against_a_worker",),

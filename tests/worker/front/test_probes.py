@@ -1,5 +1,6 @@
 """What a cluster's probes ask of a worker, by HTTP and by gRPC."""
 
+import json
 from pathlib import Path
 
 import httpx
@@ -17,8 +18,12 @@ NAMES = (LIVENESS_SERVICE, "moebius.worker.v1.Worker")
 
 
 async def test_a_worker_that_loads_is_alive_and_not_ready(tmp_path: Path) -> None:
-    flags = ("--engine", "sim", "--sim.start-seconds", "2", "--metrics-listen", "127.0.0.1:0")
-    async with worker("", tmp_path / "log", *flags) as running, httpx.AsyncClient() as client:
+    # It loads until it is told to do otherwise.
+    annotations = tmp_path / "annotations"
+    levels = [{"name": "quick", "settings": {"sim": {"start_seconds": 0.0}}}]
+    flags = ("--engine", "sim", "--sim.start-seconds", "300", "--metrics-listen", "127.0.0.1:0")
+    level = ("--fallback-levels", json.dumps(levels), "--level-file", str(annotations))
+    async with worker("", tmp_path / "log", *flags, *level) as running, httpx.AsyncClient() as client:
         health = health_pb2_grpc.HealthStub(running.channel)
 
         async def probes() -> tuple[int, int, int, int]:
@@ -29,6 +34,7 @@ async def test_a_worker_that_loads_is_alive_and_not_ready(tmp_path: Path) -> Non
             return by_http[0], by_http[1], by_grpc[0], by_grpc[1]
 
         assert await probes() == (200, 503, SERVING, NOT_SERVING)
+        annotations.write_text('moebius.dev/fallback-level="1"\n')
         await running.in_state(pb.STATE_READY)
         assert await probes() == (200, 200, SERVING, SERVING)
 

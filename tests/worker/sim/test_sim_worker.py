@@ -144,15 +144,20 @@ async def test_it_keeps_to_grammars(tmp_path: Path) -> None:
 
 
 async def test_it_loads_slowly_and_says_how_far_it_is(tmp_path: Path) -> None:
-    async with worker("", tmp_path / "log", "--engine", "sim", "--sim.start-seconds", "1.5") as process:
-        status = await process.in_state(pb.STATE_LOADING)
+    levels = [{"name": "quick", "settings": {"sim": {"start_seconds": 0.0}}}]
+    slow = ("--engine", "sim", "--sim.start-seconds", "300", "--fallback-levels", json.dumps(levels))
+    async with worker("", tmp_path / "log", *slow, "--level-file", str(tmp_path / "level")) as process:
+        await process.in_state(pb.STATE_LOADING)
 
         async def pretends() -> bool:
-            return (await process.status()).load.phase == "pretending to load"
+            load = (await process.status()).load
+            return load.phase == "pretending to load" and load.bytes_done < load.bytes_total == 300_000
 
         await until(pretends, "the phase")
+        # It would not be over for minutes.
+        (tmp_path / "level").write_text('moebius.dev/fallback-level="1"\n')
         status = await process.ready()
-        assert status.restarts == 0
+        assert status.restarts == 1
 
 
 @pytest.mark.parametrize("action", ["raise", "die", "stall", "reset"])
