@@ -55,9 +55,10 @@ def test_whoever_has_enough_ends_it_all(cache):
     def enough(event: Compiling) -> None:
         raise KeyboardInterrupt
 
+    before = multiprocessing.active_children()
     with pytest.raises(KeyboardInterrupt):
         compile_ahead([(DENSE, 8, GOOD)], (9, 0), enough)
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= set(before)
 
 
 def test_nothing_takes_no_process(monkeypatch):

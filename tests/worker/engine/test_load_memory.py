@@ -45,6 +45,8 @@ def measure(path: str, dtype: str) -> dict[str, int]:
     runner = ModelRunner.load(open_checkpoint(path), options, lambda *report: reports.append(report))
     stop.set()
     watcher.join()
+    # It may have been late.
+    peak = max(peak, own_memory())
     done = [done for _, done, _ in reports]
     assert done == sorted(done)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident

@@ -202,26 +202,31 @@ def test_a_long_prefill_is_progress_and_brings_nothing(bench: Bench) -> None:
 def test_what_each_step_computed_is_told_when_it_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "HEARTBEAT_SECONDS", 0.02)
     bench.runner.seconds, bench.runner.layers = 0.01, 5
+    start = time.monotonic()
     bench.submit(request(1, [3] * 20, max_tokens=2), request(2, [7], max_tokens=2))
     bench.read_until(lambda b: b.finished(1) and b.finished(2))
+    elapsed = time.monotonic() - start
     told = [end.step for end in bench.ends() if end.HasField("step")]
     assert len(told) < len(bench.ends()), "heartbeats within a step tell of none"
     assert len(told) == len(bench.runner.steps)
     assert [step.requests for step in told] == [len(handles) for handles in bench.runner.steps]
     # Both prompts, and what is decoded after each one's first token.
     assert sum(step.tokens for step in told) == 21 + 2
-    assert all(0.05 <= step.seconds < 2 for step in told)
+    assert all(step.seconds >= 0.05 for step in told)
+    assert sum(step.seconds for step in told) <= elapsed
 
 
 def test_a_long_step_is_progress_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "HEARTBEAT_SECONDS", 0.05)
     bench.runner.seconds, bench.runner.layers = 0.01, 40
+    start = time.monotonic()
     bench.submit(request(1, [7], max_tokens=1))
     bench.read_until(lambda b: b.finished(1))
+    elapsed = time.monotonic() - start
     kinds = [frame.WhichOneof("frame") for frame in bench.frames]
     within = bench.frames[kinds.index("begin") + 1 :]
     last = next(index for index, frame in enumerate(within) if frame.end.deltas)
-    assert 2 <= last <= 20, "now and then, and not after each layer"
+    assert 2 <= last <= elapsed / 0.05 + 1, "now and then, and not after each layer"
     assert all(frame.HasField("end") and not frame.end.failures for frame in within[:last])
 
 

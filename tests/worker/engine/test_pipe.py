@@ -24,11 +24,15 @@ def cancel(handle: int) -> engine_pb2.FrontFrame:
 
 def test_nothing_there_is_no_wait_and_a_wait_of_the_timeout(pair: tuple[Pipe, socket.socket]) -> None:
     pipe, _ = pair
-    start = time.monotonic()
-    assert pipe.receive(0) == []
-    assert time.monotonic() - start < 0.05
-    assert pipe.receive(0.1) == []
-    assert time.monotonic() - start >= 0.1
+
+    def seconds(timeout: float) -> float:
+        start = time.monotonic()
+        assert pipe.receive(timeout) == []
+        return time.monotonic() - start
+
+    # On a busy machine one may be late.
+    assert min(seconds(0) for _ in range(5)) < 0.05
+    assert seconds(0.1) >= 0.1
 
 
 def test_several_frames_and_a_part_of_one(pair: tuple[Pipe, socket.socket]) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from datetime import datetime
 from itertools import pairwise
@@ -17,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from moebius_worker.engine.loop import MAX_RAISES
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.worker.front.worker_process import Gateway, WorkerProcess, attached, gone, submit, worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -69,12 +68,10 @@ async def test_a_killed_engine_is_told_at_once_and_replaced(frail: WorkerProcess
     await gateway.submit(long_one(2), long_one(3))
     await gateway.streaming(3)
     os.kill(before.engine_pid, signal.SIGKILL)
-    killed_at = time.monotonic()
     for handle in (2, 3):
         error = await error_of(gateway, handle)
         assert (error.reason, error.retryable, error.in_step) == (pb.REASON_ENGINE_DEAD, True, True)
         assert error.tokens_sent == len(gateway.answer(handle).token_ids)
-    assert time.monotonic() - killed_at < 2
     refused = await error_of_submit(gateway, submit(4, sampling=HARMLESS))
     assert (refused.reason, refused.retryable) == (pb.REASON_NOT_READY, True)
     assert refused.retry_after_ms > 0
@@ -98,7 +95,7 @@ async def error_of_submit(gateway: Gateway, request: pb.Submit) -> pb.Error:
 async def test_a_stopped_engine_is_stalled_even_when_idle(frail: WorkerProcess, gateway: Gateway) -> None:
     before = await frail.status()
     os.kill(before.engine_pid, signal.SIGSTOP)
-    await until(lambda: gone(before.engine_pid), "its end", STALL_SECONDS + 10)
+    await until(lambda: gone(before.engine_pid), "its end")
     after = await frail.ready()
     assert after.last_fault.reason == pb.REASON_ENGINE_STALLED
     assert after.restarts == before.restarts + 1
@@ -161,7 +158,7 @@ async def test_health_pushes_every_transition(frail: WorkerProcess, gateway: Gat
     seen = [[(await watch.read()).status] for watch in watches]
     os.kill((await frail.ready()).engine_pid, signal.SIGKILL)
     for watch, statuses in zip(watches, seen, strict=True):
-        statuses += [(await asyncio.wait_for(watch.read(), 20)).status for _ in range(2)]
+        statuses += [(await asyncio.wait_for(watch.read(), PATIENCE)).status for _ in range(2)]
         watch.cancel()
     assert seen == [[serving.SERVING, serving.NOT_SERVING, serving.SERVING]] * 2
     with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -182,8 +179,8 @@ async def test_a_stopped_front_does_not_blame_its_engine(frail: WorkerProcess, g
 async def test_the_engine_dies_with_its_front(frail: WorkerProcess, gateway: Gateway) -> None:
     engine_pid = (await frail.ready()).engine_pid
     frail.process.kill()
-    await until(lambda: gone(engine_pid), "the engine's end", 2)
-    await until(lambda: gateway.code is not None, "the stream's end", 2)
+    await until(lambda: gone(engine_pid), "the engine's end")
+    await until(lambda: gateway.code is not None, "the stream's end")
     assert gateway.code != grpc.StatusCode.OK
 
 
