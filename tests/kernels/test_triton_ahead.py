@@ -141,6 +141,7 @@ def _runs(pid: int) -> bool:
 def test_they_run_at_the_same_time(tmp_path: Path) -> None:
     def waits_for_all(number: int) -> None:
         (tmp_path / f"begun {number}").touch()
+        # One after another, they would not be done.
         wait_for(lambda: len(list(tmp_path.glob("begun *"))) == 8)
         (tmp_path / f"done {number}").touch()
 

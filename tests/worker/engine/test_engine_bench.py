@@ -76,6 +76,8 @@ def test_its_rows(
 ) -> None:
     monkeypatch.setitem(MODELS, "tiny", TINY)
     monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path))
+    # It would stay for all tests that come later.
+    monkeypatch.setattr("gc.set_threshold", lambda threshold: None)
     out = tmp_path / "figures.json"
     sizes = ("--streams", "1", "3", "--steps", "4", "--prefill", "200")
     main(["tiny:bf16", "--device", "cpu", *sizes, "--out", str(out)])

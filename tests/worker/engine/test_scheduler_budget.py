@@ -1,6 +1,6 @@
 """How a step's tokens are divided."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebius_worker.engine.step_budget import share_budget
@@ -41,6 +41,7 @@ def test_the_first_prefill_gets_a_token_whatever_it_costs():
     assert share_budget(4, [1, 1, 1, 100, 100], [0, 0, 0, 50_000, 50_000], 1000) == [1, 1, 1, 1, 0]
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 500),
     st.lists(st.tuples(st.one_of(st.just(1), st.integers(1, 300)), st.integers(0, 9000)), max_size=20),
@@ -67,6 +68,7 @@ def test_rules_with_attention(budget, requests, keys_per_token):
     assert sum(costs.values()) <= budget - decodes or (grants[first] == 1 and not any(map(costs.get, others)))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.lists(st.one_of(st.just(1), st.integers(1, 300)), max_size=20))
 def test_rules(budget, pending):
     grants = share_budget(budget, pending)

@@ -14,7 +14,7 @@ from moebius_worker.front import standby as standby_module
 from moebius_worker.front.engine_process import EngineProcess
 from moebius_worker.front.standby import LEFT_BYTES, Standby, Wanted, worth_it
 from moebius_worker.settings import WorkerSettings
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.worker.front.worker_process import gone, standing_by
 
 SETTINGS = WorkerSettings(engine="sim", max_running=3)
@@ -35,7 +35,7 @@ async def one() -> AsyncIterator[tuple[Standby, int]]:
 
 
 async def ready(engine: EngineProcess) -> engine_pb2.EngineReady:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         async for frame in engine.frames():
             if frame.HasField("ready"):
                 return frame.ready
@@ -47,7 +47,8 @@ async def end(engine: EngineProcess) -> int:
     return await engine.wait()
 
 
-async def test_it_becomes_an_engine_with_the_settings_of_that_engine() -> None:
+async def test_it_becomes_an_engine_with_the_settings_of_that_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby_module, "ANSWER_SECONDS", PATIENCE)
     async with one() as (standby, pid):
         engine = await standby.start(SETTINGS.model_copy(update={"max_running": 7}))
         assert engine.pid == pid
@@ -56,7 +57,8 @@ async def test_it_becomes_an_engine_with_the_settings_of_that_engine() -> None:
         assert await end(engine) == -signal.SIGKILL
 
 
-async def test_it_ignores_polite_signals_before_and_after() -> None:
+async def test_it_ignores_polite_signals_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby_module, "ANSWER_SECONDS", PATIENCE)
     async with one() as (standby, pid):
         await until(lambda: "SIGTERM" in ignored(pid), "it ignores SIGTERM")
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -113,7 +115,7 @@ async def test_it_ends_by_itself_when_nobody_can_give_it_settings_any_more() -> 
     started = await standby_module.start_process(SETTINGS, "--standby", stdin=asyncio.subprocess.PIPE)
     assert started.process.stdin is not None
     started.process.stdin.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         assert await started.process.wait() == 0
     started.connection.close()
 

@@ -29,7 +29,7 @@ def _examination(registry: str, **changes) -> Examination:
             "ranges": RANGES,
             "steps": STEPS,
             "capture_tokens": 4,
-            "patience": Patience(compile=2.0, run=2.0),
+            "patience": Patience(compile=10.0, run=10.0),
             **changes,
         }
     )
@@ -46,7 +46,8 @@ def _outcome(plan: Plan, backend: str) -> dict[str, tuple[str | None, str]]:
 
 def test_what_takes_the_process_down_costs_a_candidate_and_nothing_else() -> None:
     seen: list[str] = []
-    plan = preflight(_examination("everything"), {"gpu": "none"}, lambda *progress: seen.append(progress[0]))
+    examination = _examination("everything", patience=Patience(compile=3.0, run=10.0))
+    plan = preflight(examination, {"gpu": "none"}, lambda *progress: seen.append(progress[0]))
     # An illegal access from 4 tokens on; what was shown before it counts.
     crashed = _outcome(plan, "illegal_access")
     assert crashed["1"][0] is crashed["2"][0] is None
@@ -54,7 +55,7 @@ def test_what_takes_the_process_down_costs_a_candidate_and_nothing_else() -> Non
     assert "was killed by SIGSEGV at the gate compile" in crashed["3-4"][1]
     # Hanging, or compiling longer than anybody waits.
     assert all(
-        rejected == "crash" and "took more than 2 s at the gate compile" in reason
+        rejected == "crash" and "took more than 3 s at the gate compile" in reason
         for rejected, reason in _outcome(plan, "hangs").values()
     )
     assert all(
