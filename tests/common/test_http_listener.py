@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from moebius_common import http_listener
 from moebius_common.http_listener import serve_http
+from tests.waiting import PATIENCE
 
 # Prometheus 2 asks so, Prometheus 3 with an escaping.
 ACCEPTS = (
@@ -38,7 +39,8 @@ def test_who_says_nothing_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(http_listener._Handler, "timeout", 0.1)
     port = serve_http("127.0.0.1:0", CollectorRegistry(), {})
-    with socket.create_connection(("127.0.0.1", port), timeout=3) as silent:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as silent:
         assert silent.recv(1) == b"", "the connection is closed"
+    monkeypatch.undo()
     assert httpx.get(f"http://127.0.0.1:{port}/metrics").status_code == 200
     assert not capfd.readouterr().err

@@ -18,6 +18,7 @@ import pytest
 from moebius_gateway.auth.keys import hashed, new_key
 from tests.gateway.http_server import events
 from tests.tiny import write_tokenizer
+from tests.waiting import PATIENCE
 
 PLAIN = {"model": "standin", "prompt": "Hi", "seed": 5}
 
@@ -41,12 +42,13 @@ async def child(
 
 
 @asynccontextmanager
-async def worker(folder: Path, rate: float) -> AsyncIterator[str]:
+async def worker(folder: Path, rate: float) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """Yields its address, and its process."""
     write_tokenizer(folder)
     arguments = ("--rate", str(rate), "--tokenizer", str(folder))
     async with child("tests.gateway.worker_standin", *arguments) as process:
         assert process.stdout is not None
-        yield (await process.stdout.readline()).decode().strip()
+        yield (await process.stdout.readline()).decode().strip(), process
 
 
 class Lines:
@@ -83,7 +85,7 @@ async def ready(client: httpx.AsyncClient, log: Lines) -> None:
 
 async def test_serves_what_a_worker_generates(tmp_path: Path) -> None:
     flags = ("--admin-listen", "127.0.0.1:0", "--workers")
-    async with worker(tmp_path, 500) as address, serving(*flags, address) as (http, log):
+    async with worker(tmp_path, 500) as (address, _), serving(*flags, address) as (http, log):
         await ready(http, log)
         base = f"{http.base_url}/v1"
         async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0, timeout=20) as client:
@@ -107,18 +109,21 @@ async def test_serves_what_a_worker_generates(tmp_path: Path) -> None:
 
 
 async def test_sigterm_drains_and_exits_with_zero(tmp_path: Path) -> None:
-    async with worker(tmp_path, 50) as address, serving("--workers", address) as (http, log):
+    async with worker(tmp_path, 50) as (address, engine), serving("--workers", address) as (http, log):
         await ready(http, log)
         body = PLAIN | {"max_tokens": 30, "stream": True}
         async with http.stream("POST", "/v1/completions", json=body) as response:
             received = ""
             async for text in response.aiter_text():
                 if not received:
+                    # The stream does not end before the rest is seen.
+                    engine.send_signal(signal.SIGSTOP)
                     log.process.send_signal(signal.SIGTERM)
                     await log.until('"draining"')
                     refused = await http.post("/v1/completions", json=PLAIN)
                     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
                     assert (await http.get("/readyz")).status_code == 503
+                    engine.send_signal(signal.SIGCONT)
                 received += text
         assert orjson.loads(events(received)[-2])["choices"][0]["finish_reason"] == "length"
         assert events(received)[-1] == "[DONE]"
@@ -146,32 +151,31 @@ async def test_no_key_is_in_the_log_wherever_a_client_puts_it(tmp_path: Path) ->
 
 async def test_what_is_left_at_the_end_of_the_grace_is_told_so(tmp_path: Path) -> None:
     """Readiness goes first, streams go on, and the last one ends with an error: never just cut."""
-    flags = ("--drain-grace", "1", "--workers")
-    async with worker(tmp_path, 20) as address, serving(*flags, address) as (http, log):
+    flags = ("--drain-grace", "2", "--workers")
+    async with worker(tmp_path, 20) as (address, _), serving(*flags, address) as (http, log):
         await ready(http, log)
         body = PLAIN | {"max_tokens": 1000, "stream": True}
         async with http.stream("POST", "/v1/completions", json=body) as response:
-            received, after = "", 0
+            received, before = "", 0
             async for text in response.aiter_text():
-                if not received:
+                received += text
+                if not before:
+                    before = len(events(received))
                     log.process.send_signal(signal.SIGTERM)
                     await log.until('"draining"')
                     assert (await http.get("/readyz")).status_code == 503
                     assert (await http.get("/livez")).status_code == 200
-                    after = 1
-                received += text
-                after += bool(after)
-        assert after > 5, "it went on meanwhile"
         *pieces, last = map(orjson.loads, events(received))
+        assert len(pieces) > before + 5, "it went on meanwhile"
         assert last["error"]["code"] == "draining"
         assert not any(piece["choices"][0]["finish_reason"] for piece in pieces)
         assert "[DONE]" not in received
-        assert await asyncio.wait_for(log.process.wait(), 10) == 0
+        assert await asyncio.wait_for(log.process.wait(), PATIENCE) == 0
         await log.until("requests were cut off")
 
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    async with worker(tmp_path, 1) as address, serving("--workers", address) as (http, log):
+    async with worker(tmp_path, 1) as (address, _), serving("--workers", address) as (http, log):
         await ready(http, log)
         async with http.stream("POST", "/v1/completions", json=PLAIN | {"stream": True}) as response:
             async for _ in response.aiter_text():
@@ -179,12 +183,12 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             log.process.send_signal(signal.SIGTERM)
             await log.until('"draining"')
             log.process.send_signal(signal.SIGINT)
-            assert await asyncio.wait_for(log.process.wait(), 5) == 0
+            assert await asyncio.wait_for(log.process.wait(), 20) == 0, "before the grace was over"
 
 
 async def outcome(*arguments: str, env: dict[str, str] | None = None) -> tuple[int | None, str]:
     async with child("moebius_gateway", *arguments, env=env) as process:
-        _, errors = await asyncio.wait_for(process.communicate(), 20)
+        _, errors = await asyncio.wait_for(process.communicate(), PATIENCE)
         return process.returncode, errors.decode()
 
 

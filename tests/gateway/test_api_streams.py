@@ -164,8 +164,8 @@ async def test_a_client_that_leaves_ends_its_generation(gateway: Gateway, stream
     assert gateway.metric("moebius_gateway_requests_in_flight") == 1
     assert gateway.metric("moebius_gateway_generations_in_flight") == 2
     writer.close()
-    await until(lambda: gateway.backend.running == 0, seconds=1)
-    await until(lambda: gateway.metric("moebius_gateway_requests_in_flight") == 0, seconds=1)
+    await until(lambda: gateway.backend.running == 0)
+    await until(lambda: gateway.metric("moebius_gateway_requests_in_flight") == 0)
     assert gateway.metric("moebius_gateway_generations_in_flight") == 0
     assert gateway.metric("moebius_gateway_client_disconnects_total") == disconnects + 1
 
@@ -244,8 +244,8 @@ async def test_the_deadline_holds_for_a_client_that_does_not_read(gateway: Gatew
         head += f"Content-Length: {len(body)}\r\n\r\n"
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + head.encode() + body)
         await until(lambda: gateway.backend.running == 1)
-        await until(lambda: gateway.backend.running == 0, seconds=5)
-        await until(lambda: gateway.metric("moebius_gateway_requests_in_flight") == 0, seconds=5)
+        await until(lambda: gateway.backend.running == 0)
+        await until(lambda: gateway.metric("moebius_gateway_requests_in_flight") == 0)
         received = await asyncio.to_thread(_all_of, client)
     assert b"data: " in received
     assert not received.endswith(b"[DONE]\n\n\r\n0\r\n\r\n")

@@ -139,6 +139,7 @@ async def test_a_header_makes_less_urgent_but_not_more(guarded: Gateway) -> None
 
 
 async def test_what_is_counted(guarded: Gateway) -> None:
+    assert (await ask(guarded, KEY)).status_code == 200
     assert guarded.metric("moebius_gateway_client_requests_total", client="team-a") > 0
     assert guarded.metric("moebius_gateway_client_tokens_total", client="team-a", kind="prompt") > 0
     assert guarded.metric("moebius_gateway_api_keys") == 4
