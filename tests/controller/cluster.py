@@ -103,6 +103,7 @@ async def controller(
     policy: Policy = POLICY,
     tls: WorkerTls | None = None,
     rhythm: Rhythm = OFTEN,
+    lease_duration: float = 3,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     keep_grpc()
@@ -110,7 +111,7 @@ async def controller(
     metrics = ControllerMetrics(registry)
     if tls is not None:
         settings |= {"worker_tls_ca": tls.ca, "worker_tls_name": tls.name}
-    chosen = ControllerSettings(driver="kubernetes", identity=name, lease_duration=3, **settings)
+    chosen = ControllerSettings(driver="kubernetes", identity=name, lease_duration=lease_duration, **settings)
     driver = PodDriver(Cluster(api.client(), api.client(), "default"), chosen, metrics)
     driver._pulses = Pulses(chosen.worker_tls, rhythm)
     running = Running(driver, registry)
