@@ -21,7 +21,7 @@ from tests.gateway.dispatching import (
     generation,
     refusal,
 )
-from tests.gateway.worker_standin import StandIn, undisturbed
+from tests.gateway.worker_standin import Plan, StandIn, undisturbed
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -85,7 +85,7 @@ async def too_large(it: Cluster) -> None:
     ],
 )
 async def test_what_counts_against_a_worker(what: Callable[[Cluster], Awaitable[None]], counts: bool) -> None:
-    async with cluster(1, silence_timeout=0.3) as it:
+    async with cluster(1, Plan(beat=0.05), silence_timeout=0.3) as it:
         (worker,) = it.workers
         address = f"127.0.0.1:{it.ports[0]}"
         worker.paused = True

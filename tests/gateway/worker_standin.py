@@ -68,7 +68,7 @@ class Plan:
     """How the stand-in behaves.
 
     `rate`: steps a second. `killers`: tokens whose presence in a step ends the engine, or, if `exits`, the
-    whole process without a word.
+    whole process without a word. `beat`: seconds from one status to the next if nothing changes.
     """
 
     rate: float = 200.0
@@ -76,6 +76,7 @@ class Plan:
     killers: frozenset[int] = frozenset()
     exits: bool = False
     restart_seconds: float = 0.05
+    beat: float = 0.5
     max_running: int = 64
     max_model_len: int = 4096
     page_size: int = 16
@@ -193,15 +194,16 @@ class StandIn(WorkerServicer):
     # ---- the engine ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        beat = 0.0
+        told = 0.0
         due = time.monotonic()
         while True:
-            due = max(due + 1 / self.plan.rate, time.monotonic() - 1)
+            # Steps that a pause of this process took are not made up for: streams would end in a burst.
+            due = max(due + 1 / self.plan.rate, time.monotonic())
             await asyncio.sleep(max(due - time.monotonic(), 0))
             if self.state == pb.STATE_READY and not self.paused and (batch := self._batch()):
                 await self._compute(batch)
-            if time.monotonic() - beat > 0.5:
-                beat = time.monotonic()
+            if time.monotonic() - told > self.plan.beat:
+                told = time.monotonic()
                 for stream in self._streams:
                     stream.outbox.put_nowait(pb.WorkerFrame(status=self.status()))
 
