@@ -25,7 +25,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "k8s 9": ("gateway/test_discovery.py::test_a_pod_that_leaves_the_selector_is_no_worker",),
     "k8s 10": ("cluster_api/test_reflector.py::test_a_silent_watch_heals",),
     "k8s 11": ("cluster_api/test_reflector.py::test_lists_are_repeated_whatever_the_watch_says",),
-    "k8s 12": ("gateway/test_link.py::test_a_worker_that_comes_back_on_its_address_rejoins_within_a_second",),
+    "k8s 12": ("gateway/test_link.py::test_a_worker_that_comes_back_on_its_address_rejoins_soon",),
     "k8s 13": (
         "gateway/test_discovery.py::test_a_late_word_about_the_pod_before_does_not_remove_the_one_that_is_there",
     ),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import time
 
 import pytest
 
@@ -11,6 +12,15 @@ from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.gateway.dispatching import SLOW, Seen, begin, cluster, consume, generation
 from tests.gateway.worker_standin import Plan, undisturbed
 from tests.waiting import until
+
+# Seconds, in tests that do not wait for them.
+DEADLINE = 50.0
+
+
+async def pass_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is later on the event loop's clock, and what was due by then has happened."""
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + DEADLINE)
+    await asyncio.sleep(0.01)
 
 
 async def test_no_worker_until_the_deadline() -> None:
@@ -24,35 +34,38 @@ async def test_no_worker_until_the_deadline() -> None:
         assert it.gateway.idle()
 
 
-async def test_a_deadline_in_mid_stream_ends_it_at_the_worker_too() -> None:
+async def test_a_deadline_in_mid_stream_ends_it_at_the_worker_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(1, SLOW) as it:
-        seen = Seen()
+        seen, wanted = Seen(), generation(max_tokens=1000, seconds=DEADLINE)
+        task = asyncio.create_task(consume(it.gateway, wanted, seen))
+        await until(lambda: len(seen.tokens) > 5)
+        await pass_deadline(monkeypatch)
         with pytest.raises(GenerationError) as failed:
-            await consume(it.gateway, generation(max_tokens=1000, seconds=0.4), seen)
+            await task
         assert failed.value.reason is Reason.NOT_READY
         assert f"after {len(seen.tokens)} tokens" in failed.value.message
-        assert 5 < len(seen.tokens) < 30
         await until(lambda: not it.workers[0].running)
         assert it.gateway.idle()
 
 
-async def test_the_deadline_holds_for_a_slow_consumer_too() -> None:
+async def test_the_deadline_holds_for_a_slow_consumer_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(1) as it:
-        stream = it.gateway.stream(generation(max_tokens=1000, seconds=0.3))
+        stream = it.gateway.stream(generation(max_tokens=1000, seconds=DEADLINE))
         await anext(stream)
-        await asyncio.sleep(0.4)
+        await pass_deadline(monkeypatch)
         with pytest.raises(GenerationError, match="deadline passed"):
             await anext(stream)
         assert it.gateway.idle()
 
 
-async def test_what_was_finished_in_time_may_be_read_late() -> None:
+async def test_what_was_finished_in_time_may_be_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         cluster(1) as it,
-        contextlib.aclosing(it.gateway.stream(generation(max_tokens=5, seconds=0.3))) as stream,
+        contextlib.aclosing(it.gateway.stream(generation(max_tokens=5, seconds=DEADLINE))) as stream,
     ):
         await anext(stream)
-        await asyncio.sleep(0.4)
+        await until(lambda: not it.gateway.workers()[0].in_flight)
+        await pass_deadline(monkeypatch)
         assert (await anext(stream)).finish_reason is FinishReason.LENGTH
 
 
@@ -71,7 +84,7 @@ async def test_closing_cancels_at_the_worker() -> None:
         await anext(stream)
         await stream.aclose()
         assert it.gateway.idle()
-        await until(lambda: it.workers[0].cancels and not it.workers[0].running, seconds=1)
+        await until(lambda: it.workers[0].cancels and not it.workers[0].running)
 
 
 @pytest.mark.parametrize("paused", [True, False])
@@ -84,7 +97,7 @@ async def test_cancelling_the_consumer_cancels_at_the_worker(paused: bool) -> No
         with pytest.raises(asyncio.CancelledError):
             await task
         assert it.gateway.idle()
-        await until(lambda: it.workers[0].cancels and not it.workers[0].running, seconds=1)
+        await until(lambda: it.workers[0].cancels and not it.workers[0].running)
 
 
 async def test_a_thousand_generations_with_aborts_leave_nothing() -> None:

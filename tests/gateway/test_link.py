@@ -12,11 +12,12 @@ from moebius_gateway.types import GenerationError, ModelInfo, Reason, Sampling, 
 from moebius_gateway.workers import wire
 from moebius_gateway.workers.attempt import Attempt
 from moebius_gateway.workers.catalog import MAX_UNSERVED, Catalog
+from moebius_gateway.workers.dispatcher import DispatcherOptions
 from moebius_gateway.workers.link import Link, LinkLostError
 from moebius_gateway.workers.routing import prefix_blocks
 from moebius_gateway.workers.view import WorkerState
 from moebius_proto.worker.v1 import worker_pb2 as pb
-from tests.gateway.dispatching import MODEL, Seen, cluster, consume, gateway, generation
+from tests.gateway.dispatching import MODEL, Gateway, Seen, cluster, consume, gateway, generation
 from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
 from tests.waiting import until
 
@@ -65,7 +66,7 @@ async def test_a_stream_that_is_lost_while_the_gateway_stops_holds_up_nobody(
                 await asyncio.sleep(0.2)
 
 
-async def test_a_worker_that_comes_back_on_its_address_rejoins_within_a_second() -> None:
+async def test_a_worker_that_comes_back_on_its_address_rejoins_soon() -> None:
     async with gateway(0) as nobody:
         assert not nobody.ready()
     first = StandIn(Plan(), name="first")
@@ -81,27 +82,27 @@ async def test_a_worker_that_comes_back_on_its_address_rejoins_within_a_second()
         assert built.tokenizer_files(built.models()[0])
         await asyncio.sleep(0.5)
         async with serving(StandIn(Plan(), name="second"), port):
-            await until(built.ready, seconds=1.5)
+            await until(built.ready, seconds=5)
             assert built.workers()[0].incarnation == "second-1"
             assert built.metric("attach_reconnects_total", worker=f"127.0.0.1:{port}") == 1
             assert built.metric("worker_up", worker=f"127.0.0.1:{port}") == 1
 
 
 async def test_a_silent_worker_is_dead_and_is_welcome_when_it_speaks_again() -> None:
-    async with cluster(1, silence_timeout=0.6) as it:
+    async with cluster(1, Plan(beat=0.05), silence_timeout=0.6) as it:
         (worker,) = it.workers
-        # Its heartbeat, twice a second, is enough: an idle link lives.
+        # Its heartbeat is enough: an idle link lives.
         await asyncio.sleep(0.9)
         assert it.gateway.metric("attach_reconnects_total", worker=f"127.0.0.1:{it.ports[0]}") == 0
         worker.silent = True
-        await until(lambda: not it.gateway.ready(), seconds=1.6)
+        await until(lambda: not it.gateway.ready(), seconds=DispatcherOptions().silence_timeout)
         assert "nothing heard" in it.gateway.workers()[0].detail
         worker.silent = False
-        await until(it.gateway.ready, seconds=2)
+        await until(it.gateway.ready)
 
 
 async def test_a_gateway_that_was_itself_stopped_does_not_blame_its_workers() -> None:
-    async with cluster(1, silence_timeout=0.5) as it:
+    async with cluster(1, Plan(beat=0.05), silence_timeout=0.5) as it:
         time.sleep(1.0)  # noqa: ASYNC251
         await asyncio.sleep(0.7)
         assert it.gateway.ready()
@@ -120,9 +121,9 @@ async def test_a_worker_that_does_not_say_what_it_serves_holds_up_no_other() -> 
     async with (
         serving(Mute(Plan(), "mute")) as mute,
         serving(StandIn(Plan(), "other")) as other,
-        gateway(mute, other) as built,
+        gateway(mute, other, silence_timeout=300) as built,
     ):
-        await until(built.ready, seconds=2.0)
+        await until(built.ready)
         assert [view.address for view in built.ready_workers("standin")] == [f"127.0.0.1:{other}"]
 
 
@@ -154,8 +155,9 @@ async def test_a_worker_that_attaches_only_to_fail_is_tried_with_growing_pauses(
     worker = Fickle(Plan())
     async with serving(worker) as port, gateway(port, reconnect_pause=0.4):
         await asyncio.sleep(1.0)
+        await until(lambda: worker.attaches >= 2)
     # With the pauses of a worker that was lost after good times they would be twenty and more.
-    assert 2 <= worker.attaches <= 9
+    assert worker.attaches <= 9
 
 
 @pytest.mark.parametrize(
@@ -210,25 +212,25 @@ async def test_stale_frames_find_nobody() -> None:
 
 
 async def test_a_first_token_is_passed_on_before_the_others_of_its_step() -> None:
-    async with gateway(1) as built:
-        [link] = built._links.values()
-        order: list[int] = []
+    # Not started: that nobody is there would end them all.
+    built = Gateway(DispatcherOptions(workers=("127.0.0.1:1",)))
+    [link] = built._links.values()
+    order: list[int] = []
 
-        async def read(attempt: Attempt) -> None:
-            while isinstance(await attempt.next(), Tokens):
-                order.append(attempt.handle)
+    async def read(attempt: Attempt) -> None:
+        while isinstance(await attempt.next(), Tokens):
+            order.append(attempt.handle)
 
-        submissions = [Record(generation(), MODEL).submit(handle, 0.0) for handle in range(1, 5)]
-        attempts = [link.submit(submission, (), time.monotonic() + 20) for submission in submissions]
-        reading = [asyncio.create_task(read(attempt)) for attempt in attempts]
-        for handles in ([1, 3], [1, 2, 3, 4], [1, 2, 3, 4]):
-            await asyncio.sleep(0)
-            link._take(pb.WorkerFrame(deltas=[pb.Delta(handle=h, token_ids=[5]) for h in handles]))
-            await asyncio.sleep(0)
-        assert order == [1, 3, 2, 4, 1, 3, 1, 2, 3, 4]
-        for task in reading:
-            task.cancel()
-        link._attempts.clear()
+    submissions = [Record(generation(), MODEL).submit(handle, 0.0) for handle in range(1, 5)]
+    attempts = [link.submit(submission, (), time.monotonic() + 20) for submission in submissions]
+    reading = [asyncio.create_task(read(attempt)) for attempt in attempts]
+    for handles in ([1, 3], [1, 2, 3, 4], [1, 2, 3, 4]):
+        await asyncio.sleep(0)
+        link._take(pb.WorkerFrame(deltas=[pb.Delta(handle=h, token_ids=[5]) for h in handles]))
+        await asyncio.sleep(0)
+    assert order == [1, 3, 2, 4, 1, 3, 1, 2, 3, 4]
+    for task in reading:
+        task.cancel()
 
 
 async def test_an_unattached_worker_is_no_reason_to_hang() -> None:
