@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
@@ -207,6 +208,7 @@ async def test_streams_wait_while_no_pod_is_there(api: FakeApi) -> None:
     async with fleet(api) as it:
         await it.add("w-0")
         stream = await it.begin()
+        it.workers["w-0"].paused = True
         api.remove(f"{PODS}/w-0")
         await until(lambda: it.gateway.metric("streams_waiting") == 1)
         await it.add("w-1")
@@ -231,7 +233,7 @@ async def test_a_worker_that_restarts_in_its_pod_rejoins_at_the_same_address(api
         await until(lambda: not it.ready("w-0"))
         assert it.names() == {"w-0"}
         async with serving(StandIn(Plan(), name="second"), port):
-            await until(lambda: it.ready("w-0"), seconds=2)
+            await until(lambda: it.ready("w-0"))
             assert it.gateway.metric("attach_reconnects_total", worker="w-0") == 1
 
 
@@ -341,9 +343,10 @@ async def test_staleness_is_a_metric(api: FakeApi, monkeypatch: pytest.MonkeyPat
         await until(lambda: api.asked)
         assert built.metric("discovery_synced") == 0
         await until(lambda: built.metric("discovery_age_seconds") > 0.2)
+        answers_since = time.monotonic()
         api.faults.refuse = None
         await until(lambda: built.metric("discovery_synced") == 1)
-        assert built.metric("discovery_age_seconds") < 0.2
+        assert built.metric("discovery_age_seconds") <= time.monotonic() - answers_since
         assert {one.query.get("labelSelector") for one in api.asked} == {"app=worker"}
     finally:
         discovery.stop()

@@ -24,7 +24,7 @@ from tests.gateway.http_server import events
 from tests.gateway.worker_standin import Plan, StandIn, serving, undisturbed
 from tests.ports import free_port
 from tests.tiny import write_tokenizer
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = (5, 6, 7)
@@ -131,7 +131,7 @@ async def scene(shared: Scene) -> AsyncIterator[Scene]:
             worker.become(pb.STATE_READY)
     await until(shared.ready, "both workers are ready")
     yield shared
-    await until(shared.idle, "all gauges are back at zero", 2)
+    await until(shared.idle, "all gauges are back at zero")
     await until(lambda: not shared.running())
     assert shared.process.returncode is None
     assert not shared.logged()
@@ -229,12 +229,17 @@ async def test_with_the_only_worker_gone_streams_pause_audibly_and_go_on(scene: 
     scene.workers[1].become(pb.STATE_LOADING)
     begun = await begin(scene, 4)
     worker = scene.workers[0]
-    plan, worker.plan = worker.plan, replace(worker.plan, restart_seconds=0.6)
+    plan, worker.plan = worker.plan, replace(worker.plan, restart_seconds=2 * PATIENCE)
     before = [seen.body.count(": keep-alive") for seen, _ in begun]
-    await worker.die()
+    dying = asyncio.create_task(worker.die())
+    await until(
+        lambda: all(
+            seen.body.count(": keep-alive") > count for (seen, _), count in zip(begun, before, strict=True)
+        )
+    )
+    dying.cancel()
     worker.plan = plan
-    paused = [seen.body.count(": keep-alive") for seen, _ in begun]
-    assert all(now > then for now, then in zip(paused, before, strict=True))
+    worker.restart()
     await finish(scene, begun)
 
 
@@ -258,19 +263,21 @@ async def test_full_workers_are_a_429_that_says_when_to_come_back(scene: Scene) 
     for more in ({}, {"stream": True}):
         begun = time.monotonic()
         answer = await scene.http.post("/v1/completions", json=request(0, **more))
-        assert time.monotonic() - begun < 1
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "70")
+        assert time.monotonic() - begun < 15
+        assert answer.status_code == 429
+        # 69 where the second worker was asked more than a second after the first.
+        assert 60 < int(answer.headers["retry-after"]) <= 70
         assert answer.json()["error"]["code"] == "overloaded"
 
 
 async def test_with_no_worker_it_says_so_at_the_clients_deadline(scene: Scene) -> None:
     for worker in scene.workers:
         worker.become(pb.STATE_LOADING)
-    await until(lambda: _is_ready(scene, False), "the gateway is not ready", 5)
+    await until(lambda: _is_ready(scene, False), "the gateway is not ready")
     begun = time.monotonic()
     headers = {"X-Request-Timeout": "0.5"}
     answer = await scene.http.post("/v1/completions", json=request(0), headers=headers)
-    assert 0.4 < time.monotonic() - begun < 1.5
+    assert 0.4 < time.monotonic() - begun < 10
     assert answer.status_code == 503
     assert "retry-after" in answer.headers
     # What it serves is not forgotten meanwhile.
@@ -283,12 +290,13 @@ async def _is_ready(scene: Scene, expected: bool) -> bool:
 
 
 async def _leave_stream(scene: Scene) -> None:
-    async with scene.http.stream("POST", "/v1/completions", json=request(0, stream=True)) as response:
+    body = request(0, stream=True, max_tokens=1000)
+    async with scene.http.stream("POST", "/v1/completions", json=body) as response:
         await anext(response.aiter_lines())
 
 
 async def _leave_answer(scene: Scene) -> None:
-    task = asyncio.create_task(scene.http.post("/v1/completions", json=request(0)))
+    task = asyncio.create_task(scene.http.post("/v1/completions", json=request(0, max_tokens=1000)))
     await until(lambda: scene.running() == 1)
     task.cancel()
     await asyncio.wait([task])
@@ -303,7 +311,7 @@ async def test_a_client_that_leaves_frees_its_slot(
         worker.paused = paused
     cancels = sum(len(worker.cancels) for worker in scene.workers)
     await leave(scene)
-    await until(lambda: not scene.running(), seconds=1)
+    await until(lambda: not scene.running())
     assert sum(len(worker.cancels) for worker in scene.workers) == cancels + 1
 
 
@@ -312,13 +320,11 @@ async def test_a_gateway_that_stops_cuts_its_streams_off_and_leaves_nothing_behi
     files = tuple((file.name, file.read_bytes()) for file in tmp_path.iterdir())
     worker = StandIn(Plan(rate=60, tokenizer=files))
     async with gateway(tmp_path, [worker], "--drain-grace", "0") as scene:
-        streams = [
-            asyncio.create_task(scene.http.post("/v1/completions", json=request(seed, stream=True)))
-            for seed in range(4)
-        ]
+        bodies = [request(seed, stream=True, max_tokens=1000) for seed in range(4)]
+        streams = [asyncio.create_task(scene.http.post("/v1/completions", json=body)) for body in bodies]
         await until(lambda: len(worker.running) == 4)
         scene.process.terminate()
-        assert await asyncio.wait_for(scene.process.wait(), 5) == 0
+        assert await asyncio.wait_for(scene.process.wait(), PATIENCE) == 0
         for answer in await asyncio.gather(*streams):
             # As the status of a stream that had not begun, or as its last event.
             assert '"code":"draining"' in answer.text
