@@ -34,7 +34,7 @@ async def test_it_serves_from_the_pods_that_it_finds(kubeconfig: Path, tmp_path:
     with FakeApi() as api:
         point(kubeconfig, api)
         async with (
-            worker(tmp_path / "tokenizer", 200) as address,
+            worker(tmp_path / "tokenizer", 200) as (address, _),
             serving("--discover-selector", SELECTOR) as (client, log),
         ):
             assert (await client.get("/readyz")).status_code == 503

@@ -147,6 +147,8 @@ def test_no_case_costs_another(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {(row.case, row.tokens): row.microseconds for row in rows if row.microseconds is not None}
     assert times == {("one", 1): 10, ("one", 8): 80, ("two", 1): 10, ("two", 8): 80}
     failed = {(row.case, row.backend): row.reason for row in rows if row.microseconds is None}
+    # Its end is read, or the connection is gone before.
+    assert failed.pop(("dies", "all")).startswith("its process died: ")
     assert failed == {
         ("one", "other"): "ImportError: no other",
         ("two", "other"): "ImportError: no other",
@@ -154,7 +156,6 @@ def test_no_case_costs_another(monkeypatch: pytest.MonkeyPatch) -> None:
         ("two", "wrong"): "wrong numbers, error 5.0e-01",
         ("one", "bad"): "RuntimeError: bad",
         ("two", "bad"): "RuntimeError: bad",
-        ("dies", "all"): "its process died: EOFError: ",
         ("raises", "all"): "RuntimeError: first line",
     }
     assert "triton 80.0 (1.00) err 1e-03" in "\n".join(gpu_peers.table(rows))
