@@ -215,11 +215,12 @@ def _door() -> Door:
         runtime.cudaPeekAtLastError,
         runtime.cudaGetLastError,
         lambda code: f"CUDA error {code}: {runtime.cudaGetErrorString(code).decode()}",
-        _wait if os.environ.get(SYNCHRONISE) == "1" else None,
+        wait_for_device if os.environ.get(SYNCHRONISE) == "1" else None,
     )
 
 
-def _wait() -> None:
+def wait_for_device() -> None:
+    """Unless it captures, and nothing runs yet. Raises RuntimeError for work that failed."""
     if not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize()
 

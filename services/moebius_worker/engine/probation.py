@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 
 import structlog
-import torch
+
+from moebius_kernels.launch import wait_for_device
 
 # Seconds beyond those that were asked for: the front, which judges by its own clock, begins to count later.
 _LONGER = 10.0
@@ -20,9 +21,9 @@ log = structlog.get_logger(__name__)
 class Probation:
     """From its making on, and for `seconds` of serving. `synchronise`: waits for the device."""
 
-    def __init__(self, seconds: float, synchronise: Callable[[], None] | None = None) -> None:
+    def __init__(self, seconds: float, synchronise: Callable[[], None] = wait_for_device) -> None:
         self._seconds = seconds
-        self._synchronise = synchronise or _synchronise
+        self._synchronise = synchronise
         self._end = math.inf
 
     def serve(self) -> None:
@@ -42,9 +43,3 @@ class Probation:
             return False
         self._synchronise()
         return True
-
-
-def _synchronise() -> None:
-    # What is being captured does not run yet.
-    if not torch.cuda.is_current_stream_capturing():
-        torch.cuda.synchronize()

@@ -40,17 +40,8 @@ def _judged(function: Callable[..., Route], logits: torch.Tensor, **options: Any
     return judge(backend, trial, bad.SimulatedCuda(), lambda gate: None, timed=False)
 
 
-def exact(
-    logits: torch.Tensor,
-    top_k: int,
-    *,
-    bias: torch.Tensor | None = None,
-    groups: int = 1,
-    top_groups: int = 1,
-    renormalise: bool = True,
-    scale: float = 1.0,
-) -> Route:
-    """Sigmoids that are correctly rounded; of equals the first."""
+def exact(logits: torch.Tensor, top_k: int, *, bias: torch.Tensor | None, scale: float, **_: object) -> Route:
+    """Sigmoids that are correctly rounded; of equals the first. Weights are renormalised, without groups."""
     scores = logits.double().sigmoid().float()
     ranks = scores if bias is None else scores + bias
     experts = ranks.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
