@@ -15,6 +15,7 @@ import argparse
 import cProfile
 import gc
 import json
+import math
 import pstats
 import statistics
 import tempfile
@@ -33,6 +34,7 @@ from moebius_kernels.operations import Operations
 from moebius_kernels.registry import gather
 from moebius_kernels.router import Route
 from moebius_worker.checkpoint.checkpoint import open_checkpoint
+from moebius_worker.engine.probation import Probation
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.types import Slice, StateStep
 from tests.bench.engine_floors import BANDWIDTH, FLOPS, prefill_operations, step_bytes
@@ -75,6 +77,7 @@ class Case:
     steps: int = 64
     prefill: int = 8192
     layers: int | None = None
+    probation: bool = False
     # What to do with a step after it was timed.
     looks: Sequence[Callable[[Callable[[], None]], None]] = field(default=(), repr=False)
 
@@ -194,11 +197,13 @@ def measure(case: Case) -> Iterator[Row]:
         plan = plan_for(checkpoint, case.options, case.streams, case.prefill)
         examined = time.perf_counter() - start
         runner = ModelRunner.load(checkpoint, case.options)
-    operations = bind(plan, gather(), unplanned=unplanned)
+    watch = Probation(math.inf) if case.probation else None
+    operations = bind(plan, gather(), unplanned=unplanned, watch=watch)
     runner.bind(operations)
     # Before there are graphs, which call no function.
     hit = {streams: spread(runner, operations, streams) for streams in case.streams}
-    runner.capture(lambda size: size in case.streams and plan.capturable(size), lambda *_: None)
+    if watch is None:
+        runner.capture(lambda size: size in case.streams and plan.capturable(size), lambda *_: None)
     ready = time.perf_counter() - start
     # As the engine does before it serves.
     spare_what_is_there()
@@ -280,6 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=Case.steps, help="decode steps that are timed")
     parser.add_argument("--prefill", type=int, default=Case.prefill, help="tokens of a prompt")
     parser.add_argument("--layers", type=int, help="fewer layers, for a quick look")
+    parser.add_argument("--probation", action="store_true", help="waits for each operation, without graphs")
     parser.add_argument("--profile", action="store_true", help="the kernels of a step of each size")
     parser.add_argument("--host", action="store_true", help="where the CPU is in steps of each size")
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
@@ -298,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.steps,
             options.prefill,
             options.layers,
+            options.probation,
             looks,
         )
         for row in measure(case):

@@ -7,7 +7,8 @@ of vLLM 0.33 is unpacked (`_moe_C_stable_libtorch.abi3.so` for Marlin, `fused_mo
 `configs`, `quantization/utils/fp8_utils.py`, and for gpt-oss's MXFP4 `third_party/triton_kernels`). From
 router output to weighted sum, uniform routing, weights rotated beyond the L2, CUDA graphs replayed. Of our
 backends those that a preflight would try. Each case has a process, so that one that dies takes no other
-along; all compile at once, as we do, then measure in turns.
+along; all compile at once, as we do, then measure in turns. They share the GPU's memory: cases of FP8, which
+most peers compute, fit one at a time.
 """
 
 import argparse

@@ -37,12 +37,12 @@ watch = Probation(60) if sys.argv[2] == "watched" else None
 ops = bind(plan, everything(), FlightRecorder(int(sys.argv[1])), watch=watch)
 ops.gated(x[:2], SILU)
 torch.cuda.synchronize()
-if sys.argv[3] == "ours":
-    ops.gated(x, SILU)
-else:
-    # What PyTorch computes between operations.
-    x[torch.tensor([1 << 40], device="cuda")]
 try:
+    if sys.argv[3] == "ours":
+        ops.gated(x, SILU)
+    else:
+        # What PyTorch computes between operations.
+        x[torch.tensor([1 << 40], device="cuda")]
     for _ in range(20):
         ops.gated(x[:2], SILU)
     torch.cuda.synchronize()

@@ -96,13 +96,19 @@ def _eight(code: str, expected: float) -> list[Tiling]:
     """`expected`: tokens of an expert; where they are few, so are programs, and warps share columns."""
     few = expected <= 0.13
     if code in WIDE:
-        found = [Tiling(8, 64, 128, 4, 3), Tiling(8, 32, 128, 2, 4), Tiling(8, 16, 128, 1, 5)]
+        found = [
+            Tiling(8, 64, 128, 4, 3),
+            Tiling(8, 32, 128, 2, 4),
+            Tiling(8, 16, 128, 1, 5),
+            Tiling(8, 64, 128, 2, 4),
+        ]
         return found + [Tiling(8, 64, 64, 4, 5), Tiling(8, 16, 256, 2, 3, depth=2)] * few
     found = [
         Tiling(8, 64, 256, 4, 3),
         Tiling(8, 32, 256, 2, 3),
         Tiling(8, 64, 256, 2, 3),
         Tiling(8, 64, 128, 4, 4),
+        Tiling(8, 64, 128, 2, 4),
         Tiling(8, 32, 128, 2, 5),
         Tiling(8, 64, 256, 4, 3, registers=96),
     ]

@@ -55,6 +55,15 @@ def test_tiles_of_both_products_agree(code, tokens):
     assert tiling.gate_up.splits == 1
 
 
+@pytest.mark.parametrize("inner", [512, 640, 704, 768, 1408])
+@pytest.mark.parametrize("code", ["nvfp4_words", "int6"])
+def test_steps_leave_few_columns_idle(code, inner):
+    """Where an expert has few tokens, what is read is what counts."""
+    tiling = rules(32, ExpertShape(code, code, 256, 8, 2560, inner))
+    for tile, columns in ((tiling.gate_up, 2560), (tiling.down, inner)):
+        assert -columns % tile.columns <= columns / 10
+
+
 def test_a_table_keeps_the_best(tmp_path):
     slow = ExpertTiling(Tiling(8, 64, 128), Tiling(8, 32, 64, splits=2))
     fast = ExpertTiling(Tiling(8, 16, 128, parts=1), Tiling(8, 16, 64, swap=False))

@@ -16,6 +16,7 @@ from moebius_worker.checkpoint.checkpoint import open_checkpoint
 from moebius_worker.engine.models.decoder import Decoder
 from moebius_worker.engine.models.parameters import Place
 from moebius_worker.engine.models.registry import build_model
+from moebius_worker.engine.probation import Probation
 from moebius_worker.engine.runner import ModelRunner, RunnerOptions
 from moebius_worker.engine.weights.dummy import FORMS, DummyWeights
 from moebius_worker.engine.weights.load import plan_loading
@@ -71,8 +72,12 @@ def test_fewer_layers() -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("flags", [(), ("--probation",)])
 def test_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(MODELS, "tiny", TINY)
     monkeypatch.setenv("MOEBIUS_CACHE_DIR", str(tmp_path))
@@ -80,7 +85,10 @@ def test_its_rows(
     monkeypatch.setattr("gc.set_threshold", lambda threshold: None)
     out = tmp_path / "figures.json"
     sizes = ("--streams", "1", "3", "--steps", "4", "--prefill", "200")
-    main(["tiny:bf16", "--device", "cpu", *sizes, "--out", str(out)])
+    waits: list[Probation] = []
+    monkeypatch.setattr(Probation, "wait", lambda probation: waits.append(probation))
+    main(["tiny:bf16", "--device", "cpu", *sizes, "--out", str(out), *flags])
+    assert bool(waits) == bool(flags)
     rows = json.loads(out.read_text())
     assert [row.get("streams") or row["prefill"] for row in rows] == [1, 3, 200]
     printed = capsys.readouterr().out
