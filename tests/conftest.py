@@ -14,6 +14,9 @@ import pytest
 import structlog
 from xdist.scheduler import LoadScopeScheduling
 
+# What the mark `timed` means.
+pytest_plugins = ["tests.timed"]
+
 # Triton is told when it is first imported, which any test may do: without a GPU its interpreter runs kernels.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -13,6 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+# What the mark `timed` means.
+pytest_plugins = ["tests.timed"]
+
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("MOEBIUS_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
 
