@@ -96,6 +96,7 @@ def test_what_leaves_the_selector_is_gone(api: FakeApi) -> None:
         assert lists(api) == 1
 
 
+@pytest.mark.timed
 def test_a_watch_that_ends_in_time_goes_on_where_it_was(api: FakeApi) -> None:
     with watching(api, watch_timeout=1.0, silence_timeout=30.0) as seen:
         wait_for(lambda: seen.reflector.synced)
@@ -146,6 +147,7 @@ def test_a_version_that_was_compacted_meanwhile_leads_to_a_list(api: FakeApi) ->
         wait_for(lambda: seen.names() == ["b"])
 
 
+@pytest.mark.timed
 def test_a_silent_watch_heals(api: FakeApi) -> None:
     """Accepted, and then nothing: for 22 hours, in the case reported."""
     api.put(PODS, pod("a"))
@@ -257,6 +259,7 @@ def test_an_api_server_that_is_away_leaves_what_is_known(api: FakeApi) -> None:
         wait_for(lambda: seen.names() == ["a", "b"])
 
 
+@pytest.mark.timed
 def test_a_slow_list_holds_nobody_up(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reflector, "LIST_TIMEOUT", 0.6)
     api.faults.list_delay = 3.0

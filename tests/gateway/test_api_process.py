@@ -20,6 +20,8 @@ from tests.gateway.http_server import events
 from tests.tiny import write_tokenizer
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.timed
+
 PLAIN = {"model": "standin", "prompt": "Hi", "seed": 5}
 
 

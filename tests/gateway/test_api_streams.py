@@ -93,6 +93,7 @@ async def _meet(gateway: Gateway, bug: Exception) -> tuple[httpx.Response, ...]:
         return plain, early, await client.post("/v1/chat/completions", json=CHAT)
 
 
+@pytest.mark.timed
 async def test_silence_is_filled_with_comments(gateway: Gateway) -> None:
     """After an interval the headers go out though there is no token; then errors are events."""
     go = asyncio.Event()
@@ -112,6 +113,7 @@ async def test_silence_is_filled_with_comments(gateway: Gateway) -> None:
     assert error["error"]["code"] == "engine_dead"
 
 
+@pytest.mark.timed
 async def test_a_stream_that_talks_gets_no_comments(gateway: Gateway) -> None:
     async with gateway.client() as client:
         response = await client.post("/v1/chat/completions", json=CHAT)
@@ -232,6 +234,7 @@ async def test_a_slow_client_loses_nothing(gateway: Gateway) -> None:
     assert sum(len(chunk["choices"][0]["text"]) for chunk in chunks) == 3001 * 200
 
 
+@pytest.mark.timed
 async def test_the_deadline_holds_for_a_client_that_does_not_read(gateway: Gateway) -> None:
     gateway.backend.script = lambda _: [Tokens((5,))] * 30_000
     with socket.socket() as client:

@@ -61,6 +61,7 @@ async def test_engine_death_with_a_second_worker() -> None:
         assert it.gateway.idle()
 
 
+@pytest.mark.timed
 async def test_engine_death_with_one_worker_pauses_the_streams() -> None:
     async with cluster(1, Plan(rate=50, restart_seconds=0.5)) as it:
         begun = await begin(it, 4)
@@ -99,6 +100,7 @@ async def test_a_lost_stream_with_a_second_worker() -> None:
         assert built.idle()
 
 
+@pytest.mark.timed
 async def test_a_silent_worker_loses_its_streams_in_time() -> None:
     async with cluster(2, SLOW, silence_timeout=1.0) as it:
         begun = await begin(it, 4)

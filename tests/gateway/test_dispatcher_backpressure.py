@@ -29,6 +29,7 @@ async def test_backpressure_goes_elsewhere_and_never_strikes_or_ejects() -> None
         assert not any(view.on_trial for view in it.gateway.workers())
 
 
+@pytest.mark.timed
 async def test_full_everywhere_is_waited_for() -> None:
     async with cluster(2) as it:
         for worker in it.workers:
@@ -41,6 +42,7 @@ async def test_full_everywhere_is_waited_for() -> None:
         assert it.submits() <= 6, "no storm"
 
 
+@pytest.mark.timed
 async def test_full_everywhere_for_too_long_is_said() -> None:
     async with cluster(2, max_wait=0.7) as it:
         for worker in it.workers:
@@ -54,6 +56,7 @@ async def test_full_everywhere_for_too_long_is_said() -> None:
         assert it.gateway.idle()
 
 
+@pytest.mark.timed
 async def test_full_everywhere_with_no_hope_is_said_at_once() -> None:
     async with cluster(2, max_wait=15.0) as it:
         for worker in it.workers:
@@ -68,6 +71,7 @@ async def test_full_everywhere_with_no_hope_is_said_at_once() -> None:
         assert it.submits() == 2
 
 
+@pytest.mark.timed
 async def test_a_draining_worker_is_waited_for_without_a_storm() -> None:
     async with cluster(1) as it:
         it.workers[0].refusal = refusal(pb.REASON_NOT_READY, seconds=0.2)

@@ -13,6 +13,8 @@ from tests.gateway.dispatching import Gateway, Process, Seen, consume, gateway, 
 from tests.gateway.worker_standin import undisturbed
 from tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.timed
+
 COUNT = 16
 # More than are waited for: workers go on while this process does not get its turn.
 MAX_TOKENS = 600

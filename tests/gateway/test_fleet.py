@@ -136,6 +136,7 @@ def prompts(count: int) -> list[tuple[int, ...]]:
     return [(rng.choice(systems) if i % 4 else tails[-i]) + tail for i, tail in enumerate(tails)]
 
 
+@pytest.mark.timed
 def test_a_decision_among_a_thousand_takes_below_200_microseconds() -> None:
     async def measure(built: Gateway) -> list[float]:
         return [(await decide(built, prompt))[1] for prompt in prompts(300)]

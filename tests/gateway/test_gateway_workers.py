@@ -26,7 +26,7 @@ from tests.ports import free_port
 from tests.tiny import write_tokenizer
 from tests.waiting import PATIENCE, until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timed]
 PROMPT = (5, 6, 7)
 KILLER = 300
 MAX_TOKENS = 40

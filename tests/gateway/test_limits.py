@@ -215,6 +215,7 @@ async def test_a_wish_for_another_protocol_costs_no_body(strict: Gateway) -> Non
     strict.backend.reset()
 
 
+@pytest.mark.timed
 async def test_who_leaves_with_several_requests_on_their_way_ends_them_all(
     strict: Gateway, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +279,7 @@ async def test_a_connection_is_not_kept_for_what_nobody_reads(
     strict.backend.reset()
 
 
+@pytest.mark.timed
 async def test_who_reads_slowly_gets_all_of_it(strict: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.3)
     strict.backend.reset()
@@ -315,6 +317,7 @@ async def test_one_connection_may_ask_often(strict: Gateway) -> None:
 LOOP = "{% for a in range(9999) %}" * 3 + "{% endfor %}" * 3
 
 
+@pytest.mark.timed
 async def test_a_template_that_loops_for_ever_is_ended_and_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,6 +49,7 @@ async def test_series_exist_before_anything_happened() -> None:
         assert built.metric("migrations_total", reason="ENGINE_DEAD", outcome="resumed") == 0
 
 
+@pytest.mark.timed
 async def test_a_stream_that_is_lost_while_the_gateway_stops_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -66,6 +67,7 @@ async def test_a_stream_that_is_lost_while_the_gateway_stops_holds_up_nobody(
                 await asyncio.sleep(0.2)
 
 
+@pytest.mark.timed
 async def test_a_worker_that_comes_back_on_its_address_rejoins_soon() -> None:
     async with gateway(0) as nobody:
         assert not nobody.ready()
@@ -88,6 +90,7 @@ async def test_a_worker_that_comes_back_on_its_address_rejoins_soon() -> None:
             assert built.metric("worker_up", worker=f"127.0.0.1:{port}") == 1
 
 
+@pytest.mark.timed
 async def test_a_silent_worker_is_dead_and_is_welcome_when_it_speaks_again() -> None:
     async with cluster(1, Plan(beat=0.05), silence_timeout=0.6) as it:
         (worker,) = it.workers
@@ -101,6 +104,7 @@ async def test_a_silent_worker_is_dead_and_is_welcome_when_it_speaks_again() -> 
         await until(it.gateway.ready)
 
 
+@pytest.mark.timed
 async def test_a_gateway_that_was_itself_stopped_does_not_blame_its_workers() -> None:
     async with cluster(1, Plan(beat=0.05), silence_timeout=0.5) as it:
         time.sleep(1.0)  # noqa: ASYNC251
@@ -151,6 +155,7 @@ class Fickle(StandIn):
         yield pb.WorkerFrame(status=self.status())
 
 
+@pytest.mark.timed
 async def test_a_worker_that_attaches_only_to_fail_is_tried_with_growing_pauses() -> None:
     worker = Fickle(Plan())
     async with serving(worker) as port, gateway(port, reconnect_pause=0.4):

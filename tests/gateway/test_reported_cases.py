@@ -146,6 +146,7 @@ async def test_what_is_no_worker_at_a_workers_address_harms_nobody() -> None:
         server.close()
 
 
+@pytest.mark.timed
 async def test_probes_are_answered_while_a_hundred_streams_run(gateway: Gateway) -> None:
     gateway.backend.script = lambda _: gateway.backend.say("x" * 60)
     body = {"model": MODEL.id, "prompt": [5], "stream": True}
@@ -163,6 +164,7 @@ async def test_probes_are_answered_while_a_hundred_streams_run(gateway: Gateway)
         assert {answer.status_code for answer in await asyncio.gather(*streams)} == {200}
 
 
+@pytest.mark.timed
 async def test_requests_that_no_worker_is_there_for_are_seen() -> None:
     """By whoever scales from zero: while they wait, and when they are given up."""
     backend = ScriptedBackend(is_ready=False)

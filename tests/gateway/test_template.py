@@ -144,6 +144,7 @@ async def test_where_the_template_and_its_tokens_come_from(
     assert (await model.encode_chat(conversation())).ids == (model.special_token_id("<|im_start|>"),)
 
 
+@pytest.mark.timed
 async def test_long_prompts_do_not_stop_the_event_loop(files: dict[str, bytes]) -> None:
     model = TextModel(files)
     encoding = asyncio.create_task(model.encode(["The quick brown fox. " * 30_000]))

@@ -107,6 +107,7 @@ async def attached(built: Gateway, seconds: float) -> bool:
     return True
 
 
+@pytest.mark.timed
 async def test_workers_and_gateway_show_each_other_who_they_are(tmp_path: Path) -> None:
     ca, foreign = authority(tmp_path), authority(tmp_path, "foreign")
     theirs, ours = signed(tmp_path, ca, "worker", "worker.moebius"), signed(tmp_path, ca, "gateway")
@@ -128,6 +129,7 @@ async def test_workers_and_gateway_show_each_other_who_they_are(tmp_path: Path) 
                 assert not await attached(built, 0.7), wrong
 
 
+@pytest.mark.timed
 async def test_a_worker_s_certificate_is_exchanged_and_the_gateway_s_files_are_read_anew(
     tmp_path: Path,
 ) -> None:

@@ -200,6 +200,7 @@ def test_a_plan_for_a_backend_that_is_not_there_is_refused() -> None:
         bind(Plan((_choice(TokenRange(1, 8)),)), _registry())
 
 
+@pytest.mark.timed
 def test_finding_the_backend_takes_microseconds() -> None:
     noted: list[int] = []
     x, blocks = torch.zeros(4, 8), (dense(torch.zeros(6, 8)),)

@@ -46,6 +46,7 @@ def _hangs() -> None:
     time.sleep(1000)
 
 
+@pytest.mark.timed
 def test_each_is_compiled_once_whatever_becomes_of_the_others(tmp_path: Path) -> None:
     good = [tmp_path / str(number) for number in range(40)]
     jobs = [*map(_leaves, good[:20]), _raises, _hangs, *map(_leaves, good[20:]), _is_killed, *[_dies] * 8]
@@ -116,6 +117,7 @@ compile_all([hangs] * 2, processes=2, seconds=60, done=print)
 """
 
 
+@pytest.mark.timed
 def test_they_end_with_the_process_that_wanted_them() -> None:
     with subprocess.Popen([sys.executable, "-c", _FORKS], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -183,6 +183,7 @@ async def test_a_flood_makes_room_for_others_in_a_full_queue() -> None:
         assert it.metric("refusals_total", reason="full") == 1
 
 
+@pytest.mark.timed
 async def test_who_would_wait_too_long_is_told_at_once_and_how_long() -> None:
     async with door(max_wait=0.5) as it:
         begun = time.monotonic()
@@ -206,6 +207,7 @@ async def test_who_would_wait_too_long_is_told_at_once_and_how_long() -> None:
         assert it.metric("refusals_total", reason="forecast") == 1, "and not at its deadline"
 
 
+@pytest.mark.timed
 async def test_who_would_wait_beyond_its_deadline_is_told_at_once() -> None:
     async with door() as it:
         it.send("first")
@@ -244,6 +246,7 @@ async def test_a_client_that_leaves_while_it_waits_takes_no_place() -> None:
         assert it.inside[5:] == ["r6"]
 
 
+@pytest.mark.timed
 async def test_rates_are_said_with_the_time_to_come_back() -> None:
     async with door() as it:
         client = Client("a", ClientLimits(requests_per_minute=2, tokens_per_minute=600))

@@ -60,6 +60,7 @@ async def test_a_full_queue_is_a_429_before_the_first_byte(stream: bool, path: s
         assert [task.status_code for task in await asyncio.gather(*tasks)] == [200] * 3
 
 
+@pytest.mark.timed
 async def test_a_stream_that_waits_is_kept_alive_and_then_comes() -> None:
     async with small(keep_alive_interval=0.05) as (gateway, may_end):
         tasks = [asyncio.create_task(post(gateway, stream=True)) for _ in range(3)]
@@ -93,6 +94,7 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten(stream: bool) ->
         assert len(gateway.backend.generations) == 2
 
 
+@pytest.mark.timed
 async def test_a_deadline_in_the_queue_is_a_429_and_without_workers_a_503() -> None:
     async with small() as (gateway, may_end):
         tasks = [asyncio.create_task(post(gateway)) for _ in range(2)]

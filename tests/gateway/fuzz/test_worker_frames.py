@@ -85,6 +85,7 @@ async def garbling(worker: Garbler) -> AsyncIterator[int]:
         await server.stop(None)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_garbling_worker_costs_nobody_else(seed: int) -> None:
     worker = Garbler(seed, 60)
