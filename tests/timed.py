@@ -1,5 +1,7 @@
 """What the mark `timed` means: three tries for a test that a pause of a busy machine may break."""
 
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,3 +29,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """pytest-timeout watches over the first try alone."""
     if getattr(item, "execution_count", 1) > 1 and LIMIT in item.stash:
         item.ihook.pytest_timeout_set_timer(item=item, settings=item.stash[LIMIT])
+
+
+@pytest.fixture
+def frozen_heap() -> Iterator[None]:
+    """What other tests left in this process is not walked meanwhile: CPU time that is measured is one's own."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -138,6 +138,7 @@ def test_a_second_up_says_where_the_first_is(up: RunningUp) -> None:
     assert httpx.get(f"{up.url}/readyz", trust_env=False).status_code == 200, "the first is undisturbed"
 
 
+@pytest.mark.timed
 def test_a_killed_gateway_comes_back(up: RunningUp) -> None:
     def gateway() -> dict[str, object]:
         view: dict[str, object] = json.loads(up.command("status", "--json").stdout)["gateway"]
@@ -191,6 +192,7 @@ def test_a_second_start_in_the_same_place_and_once(up: RunningUp) -> None:
     assert not mentioning(up.model)
 
 
+@pytest.mark.timed
 def test_a_second_ctrl_c_does_not_wait(tiny_model: Path, tmp_path: Path) -> None:
     with running_up(tiny_model, tmp_path / "state", "--workers", "1") as up:
         # In the middle of a start is good enough: all processes are there.

@@ -9,6 +9,7 @@ from tests.cli.running_up import assert_gone, running_up
 from tests.waiting import wait_for
 
 
+@pytest.mark.timed
 def test_a_closed_terminal_ends_it_in_order(tiny_model: Path, tmp_path: Path) -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         pytest.skip("these tests run under nohup, and so would it")

@@ -19,6 +19,7 @@ def gateway(state_dir: Path) -> int:
     return record.gateway_pid if record else 0
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(180)
 def test_a_worker_that_dies_before_the_gateway_is_ready(tiny_model: Path, tmp_path: Path) -> None:
     env = {"MOEBIUS_WORKER_RESTART_DELAY": str(GATEWAY_PATIENCE + 5), "MOEBIUS_WORKER_STANDBY": "no"}

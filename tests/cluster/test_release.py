@@ -25,6 +25,7 @@ async def test_helm_test_passes(scenes: Scenes) -> None:
     assert f"{release.MODEL}: " in log
 
 
+@pytest.mark.timed
 async def test_what_helm_prints_works(scenes: Scenes) -> None:
     """The notes' commands, as a person would type them."""
     await scenes.with_workers()

@@ -11,7 +11,7 @@ from tests.cluster.faults import FAULTS
 from tests.cluster.load import Load
 from tests.cluster.scenarios import SCENARIOS, Scenario
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timed]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))

@@ -439,6 +439,8 @@ def test_pods_that_end_again_and_again_are_cleared_away_with_growing_pauses() ->
     assert max(pauses[:12]) > 30
 
 
+@pytest.mark.timed
+@pytest.mark.usefixtures("frozen_heap")
 def test_a_thousand_workers_are_decided_on_in_milliseconds() -> None:
     cluster = serving(1000, nodes=125)
     seen = cluster.observations()

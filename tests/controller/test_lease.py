@@ -67,6 +67,7 @@ def test_times_are_written_as_the_api_wants_them(api: FakeApi, stack: ExitStack)
     assert micro_time(datetime(2026, 1, 1, tzinfo=UTC)) == "2026-01-01T00:00:00.000001Z"
 
 
+@pytest.mark.timed
 def test_who_stops_gives_it_back(api: FakeApi, stack: ExitStack) -> None:
     first = contender(api, "a", duration=3)
     wait_for(lambda: first.leading)

@@ -42,6 +42,7 @@ async def test_a_killed_worker_is_restarted_with_back_off(
         assert stack.view("worker-1").pid == neighbour
 
 
+@pytest.mark.timed
 async def test_a_stopped_worker_is_killed_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ async def test_what_was_done_outlives_the_controller() -> None:
                 )
 
 
+@pytest.mark.timed
 async def test_of_two_controllers_one_acts_and_the_other_takes_over() -> None:
     workers = [Worker(), Worker()]
     with FakeApi() as api:

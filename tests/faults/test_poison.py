@@ -8,7 +8,7 @@ from tests.faults.checks import all_ready, gateway_pid
 from tests.faults.conftest import Scenes
 from tests.faults.load import KILLING_TOKEN_ID, RAISING_TOKEN_ID, Prompt, stream
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180), pytest.mark.timed]
 NEIGHBOURS = 8
 
 

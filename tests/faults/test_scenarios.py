@@ -11,7 +11,7 @@ from tests.faults.conftest import Scenes
 from tests.faults.load import stream
 from tests.faults.scenarios import SCENARIOS, Event, Scenario
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180), pytest.mark.timed]
 REPLAYED = "moebius_gateway_tokens_replayed_total"
 
 

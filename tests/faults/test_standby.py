@@ -15,7 +15,7 @@ from tests.tiny import write_checkpoint
 from tests.waiting import until
 from tests.worker.front.worker_process import gone, standing_by
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300), pytest.mark.timed]
 STREAMS, AT_CHUNK = 3, 40
 
 

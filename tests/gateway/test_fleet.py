@@ -137,6 +137,7 @@ def prompts(count: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.timed
+@pytest.mark.usefixtures("frozen_heap")
 def test_a_decision_among_a_thousand_takes_below_200_microseconds() -> None:
     async def measure(built: Gateway) -> list[float]:
         return [(await decide(built, prompt))[1] for prompt in prompts(300)]

@@ -232,13 +232,15 @@ async def test_with_the_only_worker_gone_streams_pause_audibly_and_go_on(scene: 
     plan, worker.plan = worker.plan, replace(worker.plan, restart_seconds=2 * PATIENCE)
     before = [seen.body.count(": keep-alive") for seen, _ in begun]
     dying = asyncio.create_task(worker.die())
-    await until(
-        lambda: all(
-            seen.body.count(": keep-alive") > count for (seen, _), count in zip(begun, before, strict=True)
+    try:
+        await until(
+            lambda: all(
+                seen.body.count(": keep-alive") > n for (seen, _), n in zip(begun, before, strict=True)
+            )
         )
-    )
-    dying.cancel()
-    worker.plan = plan
+    finally:
+        dying.cancel()
+        worker.plan = plan
     worker.restart()
     await finish(scene, begun)
 

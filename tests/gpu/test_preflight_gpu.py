@@ -160,6 +160,7 @@ def test_an_error_from_before_is_reported_as_such_and_forgotten() -> None:
     assert fast(x, None).isfinite().all()
 
 
+@pytest.mark.timed
 def test_the_door_costs_next_to_nothing() -> None:
     from moebius_kernels.launch import launch
     from tests.gpu.bad_on_gpu import _silu_times

@@ -68,6 +68,7 @@ async def compare(folder: Path, device: str) -> tuple[float, float]:
     return without, seconds
 
 
+@pytest.mark.timed
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not GPU, reason="there is no NVIDIA GPU")
 def test_a_restart_is_shorter_and_the_gpu_is_left_alone(tmp_path: Path) -> None:

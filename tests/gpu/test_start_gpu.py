@@ -39,6 +39,7 @@ def test_the_driver_has_made_the_context_before_pytorch_is_imported() -> None:
     assert done.stdout == "1 3.0 0\n"
 
 
+@pytest.mark.timed
 def test_attention_of_the_reference_builds_nothing_for_a_new_shape() -> None:
     """cuDNN would, for some 0.4 s each; what is loaded once has been loaded by the first."""
     device = torch.device("cuda")

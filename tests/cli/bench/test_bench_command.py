@@ -25,6 +25,7 @@ def bench(*arguments: object, status: int = 0) -> str:
     return done.output
 
 
+@pytest.mark.timed
 def test_a_sweep(tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     with scripted(ttft=0.03, itl=0.005, template_tokens=8, word_tokens=2) as endpoint:
@@ -74,6 +75,7 @@ def test_a_sweep_in_which_nothing_is_answered() -> None:
     assert "No request was answered." in output
 
 
+@pytest.mark.timed
 def test_what_was_measured_before_an_interrupt_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "a.json"
     # More levels than end before the interrupt comes.
@@ -147,38 +149,31 @@ def test_help_teaches_by_example() -> None:
     assert "moebius bench serve " in bench("--help").partition("Examples")[2]
 
 
+@pytest.mark.timed
 async def test_the_simulated_engine_behind_its_gateway(tmp_path: Path) -> None:
     """The times are those that the engine was told to take; a step more is the scheduler's."""
     out = tmp_path / "a.json"
     flags = ("--sim.ttft", "0.1", "--sim.itl", "0.02", "--sim.jitter", "0", "--sim.answer-tokens", "4")
     async with simulated(*flags) as workers, gateway(workers) as running:
-        for _ in range(3):
-            process = await asyncio.create_subprocess_exec(
-                *(MOEBIUS, "bench", "serve", "--url", f"http://127.0.0.1:{running.port}"),
-                *("--concurrency", "1,4", "--duration", "1", "--output-tokens", "20", "--out", out),
-                stdout=subprocess.PIPE,
-            )
-            output, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
-            assert process.returncode == 0, output
-            measured = json.loads(out.read_text())
-            assert measured["length_control"] == "ignore_eos"
-            for one in measured["levels"]:
-                assert one["errors"] == []
-                # Answers that would end at 4 tokens by themselves.
-                assert (one["output_tokens"], one["short_outputs"]) == (20, 0)
-                # A token of this tokenizer is a letter, and words are drawn.
-                assert one["input_tokens"] == pytest.approx(128, abs=30)
-                assert one["ttft"]["p50"] >= 0.1
-                # A first token that is read late makes what follows look quick; together they are what they
-                # are.
-                assert one["ttft"]["mean"] + 19 * one["itl"]["mean"] >= 0.1 + 19 * 0.02 - 0.01
-                assert one["token_source"] == "usage"
-            single, four = measured["levels"]
-            # What comes on top is what the machine is busy with: it is not always.
-            if (
-                max(single["ttft"]["p50"], four["ttft"]["p50"]) < 0.5
-                and max(single["itl"]["mean"], four["itl"]["mean"]) < 0.06
-                and four["output_rate"] > 1.5 * single["output_rate"]
-            ):
-                return
-    raise AssertionError(f"it takes longer: {measured}")
+        process = await asyncio.create_subprocess_exec(
+            *(MOEBIUS, "bench", "serve", "--url", f"http://127.0.0.1:{running.port}"),
+            *("--concurrency", "1,4", "--duration", "1", "--output-tokens", "20", "--out", out),
+            stdout=subprocess.PIPE,
+        )
+        output, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert process.returncode == 0, output
+    measured = json.loads(out.read_text())
+    assert measured["length_control"] == "ignore_eos"
+    for one in measured["levels"]:
+        assert one["errors"] == []
+        # Answers that would end at 4 tokens by themselves.
+        assert (one["output_tokens"], one["short_outputs"]) == (20, 0)
+        # A token of this tokenizer is a letter, and words are drawn.
+        assert one["input_tokens"] == pytest.approx(128, abs=30)
+        assert 0.1 <= one["ttft"]["p50"] < 0.5
+        assert one["itl"]["mean"] < 0.06
+        # A first token that is read late makes what follows look quick; together they are what they are.
+        assert one["ttft"]["mean"] + 19 * one["itl"]["mean"] >= 0.1 + 19 * 0.02 - 0.01
+        assert one["token_source"] == "usage"
+    single, four = measured["levels"]
+    assert four["output_rate"] > 1.5 * single["output_rate"]

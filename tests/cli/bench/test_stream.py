@@ -30,21 +30,19 @@ def failure(endpoint: Endpoint | str, limit: float = 30.0) -> tuple[str, str]:
     return stream.error.kind, str(stream.error)
 
 
+@pytest.mark.timed
 def test_times_are_those_of_the_bytes() -> None:
     with scripted(ttft=0.15, itl=0.03) as endpoint:
-        for _ in range(5):
-            stream = asyncio.run(asked(endpoint.url, 10))
-            came, written = endpoint.written[-1]
-            assert stream.error is None
-            assert len(stream.arrivals) == len(written) == 10
-            delays = [arrival - wrote for arrival, wrote in zip(stream.arrivals, written, strict=True)]
-            assert came >= stream.begun
-            assert min(delays) >= 0
-            assert stream.ended >= stream.arrivals[-1]
-            # What comes on top is what the machine is busy with: it is not always.
-            if max(came - stream.begun, *delays) < 0.25 and statistics.median(delays) < 0.02:
-                return
-    raise AssertionError(f"times are later than the bytes: {came - stream.begun} s, {delays}")
+        stream = asyncio.run(asked(endpoint.url, 10))
+    [(came, written)] = endpoint.written
+    assert stream.error is None
+    assert len(stream.arrivals) == len(written) == 10
+    delays = [arrival - wrote for arrival, wrote in zip(stream.arrivals, written, strict=True)]
+    assert 0 <= came - stream.begun < 0.25
+    assert min(delays) >= 0
+    assert max(delays) < 0.25
+    assert statistics.median(delays) < 0.02
+    assert stream.ended >= stream.arrivals[-1]
 
 
 def test_tokens_are_those_of_usage() -> None:

@@ -83,6 +83,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.timed
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("param", WRONG)
 async def test_of_many_faults_the_first_is_told_and_no_other_looked_for(chatty: Gateway, param: str) -> None:
     """They took half a minute and a gigabyte for each megabyte of them."""
@@ -161,6 +162,7 @@ async def test_halves_of_characters_in_a_call(chatty: Gateway, escape: str) -> N
 
 
 @pytest.mark.timed
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -187,6 +187,7 @@ async def test_what_cannot_be_enforced_is_refused_where_it_stands(
 
 
 @pytest.mark.timed
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("regex", ["(a{1000}){1000}", "x(a{1000}){1000}", "(a?){1000}a{1000}"])
 async def test_an_expression_that_takes_seconds_to_follow_is_refused_at_once(
     chatty: Gateway, regex: str

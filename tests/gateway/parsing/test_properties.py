@@ -138,6 +138,7 @@ LONG = {
 
 
 @pytest.mark.timed
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("what", LONG)
 def test_cost_is_linear(what: str) -> None:
     """100,000 characters, one at a time: no piece is dearer because of what came before."""

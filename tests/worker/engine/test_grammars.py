@@ -340,6 +340,8 @@ def too_wide(noticed: str) -> str:
 NOTICED = pytest.mark.parametrize("noticed", ["as the next token is asked for", "as a token is taken"])
 
 
+@pytest.mark.timed
+@pytest.mark.usefixtures("frozen_heap")
 @NOTICED
 def test_a_grammar_that_takes_too_much_to_follow_fails_its_request_alone(world: World, noticed: str) -> None:
     grammar = too_wide(noticed)

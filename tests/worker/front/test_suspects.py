@@ -150,7 +150,7 @@ async def test_what_the_user_excluded_stays_excluded() -> None:
     ]
 
 
-@pytest.mark.parametrize(("ready_for", "on_probation"), [(None, True), (59.0, True), (61.0, False)])
+@pytest.mark.parametrize(("ready_for", "on_probation"), [(None, True), (30.0, True), (61.0, False)])
 def test_a_probation_ends(ready_for: float | None, on_probation: bool) -> None:
     since = None if ready_for is None else time.monotonic() - ready_for
     engine = cast("EngineProcess", DyingEngine((), -11))

@@ -62,6 +62,7 @@ async def error_of(gateway: Gateway, handle: int) -> pb.Error:
     return error
 
 
+@pytest.mark.timed
 async def test_a_killed_engine_is_told_at_once_and_replaced(frail: WorkerProcess, gateway: Gateway) -> None:
     before = await frail.status()
     undisturbed = (await gateway.generate(submit(1, sampling=HARMLESS))).token_ids
@@ -92,6 +93,7 @@ async def error_of_submit(gateway: Gateway, request: pb.Submit) -> pb.Error:
     return await error_of(gateway, request.handle)
 
 
+@pytest.mark.timed
 async def test_a_stopped_engine_is_stalled_even_when_idle(frail: WorkerProcess, gateway: Gateway) -> None:
     before = await frail.status()
     os.kill(before.engine_pid, signal.SIGSTOP)
@@ -101,6 +103,7 @@ async def test_a_stopped_engine_is_stalled_even_when_idle(frail: WorkerProcess, 
     assert after.restarts == before.restarts + 1
 
 
+@pytest.mark.timed
 async def test_a_step_that_hangs_is_stalled(frail: WorkerProcess, gateway: Gateway) -> None:
     await gateway.submit(long_one(1))
     await gateway.streaming(1)
@@ -110,6 +113,7 @@ async def test_a_step_that_hangs_is_stalled(frail: WorkerProcess, gateway: Gatew
     assert (suspect.in_step, neighbour.in_step) == (True, False)
 
 
+@pytest.mark.timed
 async def test_a_step_that_raises_fails_its_batch_and_nothing_else(
     frail: WorkerProcess, gateway: Gateway
 ) -> None:
@@ -131,6 +135,7 @@ async def test_a_step_that_raises_fails_its_batch_and_nothing_else(
     assert after.kv_pages_used == 0
 
 
+@pytest.mark.timed
 async def test_steps_that_raise_and_raise_end_the_engine(frail: WorkerProcess, gateway: Gateway) -> None:
     before = await frail.status()
     handles = range(1, 1 + MAX_RAISES)
@@ -140,6 +145,7 @@ async def test_steps_that_raise_and_raise_end_the_engine(frail: WorkerProcess, g
     assert (await frail.ready()).incarnation != before.incarnation
 
 
+@pytest.mark.timed
 async def test_a_death_accuses_only_what_was_in_the_step(frail: WorkerProcess, gateway: Gateway) -> None:
     await gateway.submit(long_one(1))
     await gateway.streaming(1)
@@ -150,6 +156,7 @@ async def test_a_death_accuses_only_what_was_in_the_step(frail: WorkerProcess, g
     await frail.ready()
 
 
+@pytest.mark.timed
 async def test_health_pushes_every_transition(frail: WorkerProcess, gateway: Gateway) -> None:
     serving = health_pb2.HealthCheckResponse
     health = health_pb2_grpc.HealthStub(frail.channel)
@@ -166,6 +173,7 @@ async def test_health_pushes_every_transition(frail: WorkerProcess, gateway: Gat
     assert error.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.timed
 async def test_a_stopped_front_does_not_blame_its_engine(frail: WorkerProcess, gateway: Gateway) -> None:
     before = await frail.ready()
     frail.process.send_signal(signal.SIGSTOP)
@@ -199,6 +207,7 @@ async def test_a_bad_checkpoint_is_permanent_and_said(tmp_path: Path) -> None:
         assert len(process.logged("engine started")) == 1, "no hot loop"
 
 
+@pytest.mark.timed
 async def test_engines_that_die_at_the_start_are_started_ever_more_slowly(
     tiny_mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

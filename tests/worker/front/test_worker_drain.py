@@ -5,9 +5,13 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.waiting import PATIENCE, until
 from tests.worker.front.worker_process import attached, gone, submit, worker
+
+pytestmark = pytest.mark.timed
 
 # 100 tokens a second: what is to run on when the worker is told to end does so still, however late that is.
 SLOW = ("--engine", "sim", "--sim.ttft", "0", "--sim.itl", "0.01")

@@ -12,6 +12,8 @@ from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.waiting import until
 from tests.worker.front.worker_process import WorkerProcess, attached, submit, worker
 
+pytestmark = pytest.mark.timed
+
 FLAGS = ("--engine", "sim", "--restart-delay", "0.1", "--max-restart-delay", "0.3")
 DIES = {"faults": [{"action": "die", "after_tokens": 3}], "ttft": 0.0, "itl": 0.005}
 LEVELS = [

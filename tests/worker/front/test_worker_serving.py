@@ -136,6 +136,7 @@ async def test_two_gateways_with_equal_handles(served: WorkerProcess) -> None:
         assert a.frames < 4 * 40 * 2, "a frame holds the deltas of a whole step"
 
 
+@pytest.mark.timed
 async def test_cancel_frees_soon(served: WorkerProcess, gateway: Gateway) -> None:
     await gateway.submit(submit(1, max_tokens=2000), submit(2, max_tokens=2000))
     await gateway.streaming(2)
@@ -147,6 +148,7 @@ async def test_cancel_frees_soon(served: WorkerProcess, gateway: Gateway) -> Non
     assert not gateway.answer(1).ended
 
 
+@pytest.mark.timed
 async def test_a_stream_that_ends_frees_soon(served: WorkerProcess) -> None:
     async with attached(served) as gateway:
         await gateway.submit(submit(1, max_tokens=2000), submit(2, max_tokens=2000))
@@ -154,6 +156,7 @@ async def test_a_stream_that_ends_frees_soon(served: WorkerProcess) -> None:
     await idle(served)
 
 
+@pytest.mark.timed
 async def test_half_a_stream_is_none(served: WorkerProcess) -> None:
     call = served.stub.Attach()
     await call.write(pb.GatewayFrame(hello=pb.Hello(gateway_id="half")))
@@ -179,16 +182,12 @@ async def test_a_bad_request_fails_and_its_neighbour_goes_on(gateway: Gateway) -
     assert (await gateway.ended(1)).finish_reason == pb.FINISH_REASON_LENGTH
 
 
+@pytest.mark.timed
 async def test_a_status_comes_at_least_once_a_second(gateway: Gateway) -> None:
-    for _ in range(5):
-        gateway.statuses.clear()
-        begun = time.monotonic()
-        await until(lambda: len(gateway.statuses) >= 2, "two heartbeats")
-        # On a busy machine they are late, but not always.
-        if (took := time.monotonic() - begun) < 2.5:
-            break
-    else:
-        raise AssertionError(f"two heartbeats took {took} s")
+    gateway.statuses.clear()
+    begun = time.monotonic()
+    await until(lambda: len(gateway.statuses) >= 2, "two heartbeats")
+    assert time.monotonic() - begun < 2.5
     last = gateway.statuses[-1]
     assert (last.state, last.max_running) == (pb.STATE_READY, 32)
     assert last.engine_pid not in (0, last.pid)

@@ -14,6 +14,8 @@ from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.waiting import PATIENCE, until
 from tests.worker.front.worker_process import WorkerProcess, attached, gone, standing_by, submit, worker
 
+pytestmark = pytest.mark.timed
+
 FLAGS = ("--standby", "yes")
 
 

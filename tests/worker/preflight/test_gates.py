@@ -284,6 +284,7 @@ def test_what_has_lost_in_its_first_call_is_not_called_again(enough: float, call
     assert len(made) == calls
 
 
+@pytest.mark.timed
 def test_what_has_lost_in_its_first_replay_is_not_captured_again() -> None:
     """Next to `good` nobody needs to know how slow this is to a microsecond."""
     captured: list[None] = []

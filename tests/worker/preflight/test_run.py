@@ -44,6 +44,7 @@ def _outcome(plan: Plan, backend: str) -> dict[str, tuple[str | None, str]]:
     }
 
 
+@pytest.mark.timed
 def test_what_takes_the_process_down_costs_a_candidate_and_nothing_else() -> None:
     seen: list[str] = []
     examination = _examination("everything", patience=Patience(compile=3.0, run=10.0))
@@ -129,6 +130,7 @@ def test_a_model_without_room_is_refused_with_what_to_lower_and_without_a_traceb
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.timed
 def test_a_process_that_says_nothing_is_given_up(monkeypatch) -> None:
     monkeypatch.setattr(run, "SILENCE_SECONDS", 0.01)
     started = time.monotonic()

@@ -90,23 +90,20 @@ def test_it_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.timed
 async def test_it_takes_the_time_that_it_is_told() -> None:
     flags = ("--sim.ttft", "0.3", "--sim.itl", "0.05", "--sim.prefill-rate", "1000", "--sim.jitter", "0")
     async with hosted(*flags) as gateway:
-        for attempt in range(5):
-            begun = time.monotonic()
-            await gateway.submit(submit(attempt, [5] * 200, max_tokens=8))
-            await gateway.streaming(attempt, 1)
-            first = time.monotonic() - begun
-            await gateway.ended(attempt)
-            whole = time.monotonic() - begun
-            # 0.3 s, 200 tokens of prefill, and one step; then seven.
-            assert first >= 0.55
-            assert whole >= 0.9 - 0.03
-            # What comes on top is what the machine is busy with: it is not always.
-            if first < 0.9 and whole - first < 0.7:
-                return
-    raise AssertionError(f"it takes longer: {first} of {whole} s")
+        begun = time.monotonic()
+        await gateway.submit(submit(1, [5] * 200, max_tokens=8))
+        await gateway.streaming(1, 1)
+        first = time.monotonic() - begun
+        await gateway.ended(1)
+        whole = time.monotonic() - begun
+    # 0.3 s, 200 tokens of prefill, and one step; then seven.
+    assert 0.55 <= first < 0.9
+    assert whole >= 0.9 - 0.03
+    assert whole - first < 0.7
 
 
 async def test_resumed_at_any_token_it_says_the_same(tmp_path: Path) -> None:
@@ -160,6 +157,7 @@ async def test_it_loads_slowly_and_says_how_far_it_is(tmp_path: Path) -> None:
         assert status.restarts == 1
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("action", ["raise", "die", "stall", "reset"])
 async def test_what_goes_wrong_is_over_soon(action: str) -> None:
     first = free_port()
@@ -185,6 +183,7 @@ async def test_what_goes_wrong_is_over_soon(action: str) -> None:
         assert (after[1:], after[0] == before[0]) == (before[1:], action == "raise")
 
 
+@pytest.mark.timed
 async def test_a_process_dies_for_real(tmp_path: Path) -> None:
     flags = (*FAST, *faults(("die", 5), ("reset", 5)))
     async with (
@@ -198,6 +197,7 @@ async def test_a_process_dies_for_real(tmp_path: Path) -> None:
         assert (await process.ready()).restarts == 1
 
 
+@pytest.mark.timed
 async def test_reset_takes_the_whole_process(tmp_path: Path) -> None:
     flags = (*FAST, *faults(("reset", 5)))
     async with (
