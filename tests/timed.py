@@ -33,7 +33,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def frozen_heap() -> Iterator[None]:
-    """What other tests left in this process is not walked meanwhile: CPU time that is measured is one's own."""
+    """What other tests left is not walked by the collector meanwhile: measured CPU time is the test's own."""
     gc.collect()
     gc.freeze()
     yield

@@ -1,0 +1,66 @@
+"""Tests marked `timed` have three tries, each with its limit of time, and each is told."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = """
+import os, time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(1)]
+
+@pytest.fixture(autouse=True)
+def tries(request):
+    with Path(os.environ["RAN"]).open("a+") as ran:
+        ran.seek(0)
+        before = ran.read().split().count(request.node.name)
+        print(request.node.name, file=ran)
+    return before + 1
+
+def test_breaks_twice(tries):
+    assert tries == 3
+
+def test_breaks(tries):
+    assert not tries
+
+def test_breaks_and_hangs(tries):
+    assert tries > 1
+    time.sleep(100)
+
+def test_has_found_what_is_told_once(tries):
+    assert tries > 1, "Task exception was never retrieved"
+"""
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_what_breaks_is_tried_again_and_told(processes: str, tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(TESTS)
+    own = ("-p", "tests.timed", "-c", os.devnull, "--rootdir", str(tmp_path), "--numprocesses", processes)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rR", *own, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"RAN": str(tmp_path / "ran")},
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = Counter(re.findall(r"^(RERUN|FAILED) \S+::test_(\w+)$", done.stdout, re.MULTILINE))
+    assert told == {
+        ("RERUN", "breaks_twice"): 2,
+        ("RERUN", "breaks"): 2,
+        ("FAILED", "breaks"): 1,
+        ("RERUN", "breaks_and_hangs"): 2,
+        ("FAILED", "breaks_and_hangs"): 1,
+        # And nothing of what is told once, which fails at once.
+    }, done.stdout + done.stderr
+    assert "3 failed, 1 passed, 6 rerun" in done.stdout
