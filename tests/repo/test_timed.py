@@ -44,9 +44,9 @@ def test_has_found_what_is_told_once(tries):
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_what_breaks_is_tried_again_and_told(processes: str, tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(TESTS)
-    own = ("-p", "tests.timed", "-c", os.devnull, "--rootdir", str(tmp_path), "--numprocesses", processes)
+    own = ("-p", "tests.timed", "-c", os.devnull, "-o", "markers=timed", "--rootdir", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rR", *own, str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-rR", *own, "--numprocesses", processes, str(tmp_path)],
         cwd=ROOT,
         env=os.environ | {"RAN": str(tmp_path / "ran")},
         timeout=60,
