@@ -132,18 +132,16 @@ async def test_a_client_that_leaves_frees_its_slot(tiny_stack: Stack, client: op
         in_flight = await tiny_stack.metric("moebius_gateway_requests_in_flight")
         return in_flight == 0 and all(worker.state == "READY" and worker.running == 0 for worker in workers)
 
-    stream = await client.completions.create(
+    async with await client.completions.create(
         model="tiny-mixtral",
         prompt="Once",
         max_tokens=1500,
         temperature=0,
         stream=True,
         extra_body={"ignore_eos": True},
-    )
-    async for _ in stream:
-        break
-    assert await tiny_stack.metric("moebius_gateway_requests_in_flight") == 1
-    await stream.close()
+    ) as stream:
+        await anext(aiter(stream))
+        assert await tiny_stack.metric("moebius_gateway_requests_in_flight") == 1
     left = time.monotonic()
     await until(idle, "nothing is running")
     # The whole answer takes some seconds.
