@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import grpc
@@ -24,8 +25,10 @@ class WorkerTls:
     name: str | None = None
 
 
-def keep_grpc() -> None:
+@cache
+def keep_grpc() -> grpc.aio.Channel:
     """Keeps what grpc.aio has for a process as a whole until the process ends. Called on the event loop.
+    The channel leads nowhere: with the last one grpc's threads would end.
 
     It is ended with the last channel else, and begun anew with the next: whenever the only worker is gone,
     and in the middle of the event loop, which waits for a thread of grpc's that may itself wait for the loop
@@ -39,9 +42,10 @@ def keep_grpc() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     grpc.aio.init_grpc_aio()
     # They begin with the first channel, and are like the thread that makes it.
-    grpc.aio.insecure_channel("localhost:1")
+    held = grpc.aio.insecure_channel("localhost:1")
     with suppress(OSError):
         os.sched_setscheduler(0, usual, os.sched_param(0))
+    return held
 
 
 def open_channel(
