@@ -11,9 +11,13 @@ TOLD_ONCE = "never retrieved|nraisable"
 LIMIT = pytest.StashKey[Any]()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.rerun_show_tracebacks = True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # `-p no:rerunfailures` shows each failure as one.
-    if config.pluginmanager.hasplugin("rerunfailures"):
+    # `-p no:rerunfailures` shows each failure as one, and so does a debugger.
+    if config.pluginmanager.hasplugin("rerunfailures") and not config.option.usepdb:
         for item in items:
             if item.get_closest_marker("timed"):
                 item.add_marker(pytest.mark.flaky(reruns=2, rerun_except=TOLD_ONCE))

@@ -64,3 +64,5 @@ def test_what_breaks_is_tried_again_and_told(processes: str, tmp_path: Path) -> 
         # And nothing of what is told once, which fails at once.
     }, done.stdout + done.stderr
     assert "3 failed, 1 passed, 6 rerun" in done.stdout
+    # Why, of those too that pass in the end.
+    assert "assert 1 == 3" in done.stdout
