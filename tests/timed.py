@@ -6,9 +6,23 @@ from typing import Any
 
 import pytest
 
-# Told once, when the garbage is collected, and of any test that came before: a further try would hide it.
-TOLD_ONCE = "never retrieved|nraisable"
+# Of these a further try would tell nothing, or hide something: what is told once, when the garbage is
+# collected, of any test that came before, alone or among a teardown's errors; a try that took all its time,
+# whose task may still run in a loop of the module's; and what no pause makes.
+FINAL = r"never retrieved|nraisable|errors (during test teardown|while tearing down)|Timeout \(>|^WrongError:"
 LIMIT = pytest.StashKey[Any]()
+
+
+class WrongError(AssertionError):
+    """No pause makes it: there are no further tries."""
+
+
+def same(found: object, expected: object) -> None:
+    """Of what must be right whatever the time. Raises WrongError."""
+    try:
+        assert found == expected
+    except AssertionError as error:
+        raise WrongError(str(error)) from None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("rerunfailures") and not config.option.usepdb:
         for item in items:
             if item.get_closest_marker("timed"):
-                item.add_marker(pytest.mark.flaky(reruns=2, rerun_except=TOLD_ONCE))
+                item.add_marker(pytest.mark.flaky(reruns=2, rerun_except=FINAL))
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

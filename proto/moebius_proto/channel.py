@@ -28,24 +28,24 @@ class WorkerTls:
 @cache
 def keep_grpc() -> grpc.aio.Channel:
     """Keeps what grpc.aio has for a process as a whole until the process ends. Called on the event loop.
-    The channel leads nowhere: with the last one grpc's threads would end.
 
     It is ended with the last channel else, and begun anew with the next: whenever the only worker is gone,
     and in the middle of the event loop, which waits for a thread of grpc's that may itself wait for the loop
     to read what it writes (github.com/grpc/grpc/pull/40989): the process would stand still for good.
 
     The threads that it begins never interrupt the loop's: of a thousand workers' reports each would, and in
-    the midst of what a client waits for.
+    the midst of what a client waits for. They stay for the channel that is held, which leads nowhere.
     """
     usual = os.sched_getscheduler(0)
     with suppress(OSError):  # a sandbox may know one policy alone
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    grpc.aio.init_grpc_aio()
-    # They begin with the first channel, and are like the thread that makes it.
-    held = grpc.aio.insecure_channel("localhost:1")
-    with suppress(OSError):
-        os.sched_setscheduler(0, usual, os.sched_param(0))
-    return held
+    try:
+        grpc.aio.init_grpc_aio()
+        # They begin with the first channel, and are like the thread that makes it.
+        return grpc.aio.insecure_channel("localhost:1")
+    finally:
+        with suppress(OSError):
+            os.sched_setscheduler(0, usual, os.sched_param(0))
 
 
 def open_channel(

@@ -7,6 +7,7 @@ import pytest
 from tests.faults.checks import all_ready, gateway_pid
 from tests.faults.conftest import Scenes
 from tests.faults.load import KILLING_TOKEN_ID, RAISING_TOKEN_ID, Prompt, stream
+from tests.timed import same
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180), pytest.mark.timed]
 NEIGHBOURS = 8
@@ -27,11 +28,11 @@ async def test_poison_is_isolated(token_id: int, workers: int, scenes: Scenes) -
         assert poisoned.status_code == 500, poisoned.text
         assert poisoned.json()["error"]["code"] == "poisoned"
         seen = await asyncio.gather(*neighbours)
-    assert [one.answer() for one in seen] == [undisturbed.answer() for _, undisturbed in others]
-    assert await running.metric("moebius_gateway_poisoned_total") == poisoned_before + 1
+    same([one.answer() for one in seen], [undisturbed.answer() for _, undisturbed in others])
+    same(await running.metric("moebius_gateway_poisoned_total"), poisoned_before + 1)
 
     after = await all_ready(running)
-    assert gateway_pid(after) == gateway_pid(before)
+    same(gateway_pid(after), gateway_pid(before))
     if token_id == RAISING_TOKEN_ID:
         # An exception in a step costs the batch, not the engine.
         engines = [worker.engine_pid for worker in before.workers]

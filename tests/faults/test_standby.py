@@ -11,6 +11,7 @@ from moebius_cli.view import WorkerView
 from tests.faults.checks import all_ready
 from tests.faults.load import stream, sure_prompts
 from tests.stack import Stack, stack
+from tests.timed import same
 from tests.tiny import write_checkpoint
 from tests.waiting import until
 from tests.worker.front.worker_process import gone, standing_by
@@ -53,7 +54,7 @@ async def test_streams_outlive_engines_and_who_stands_by_for_them(tmp_path: Path
                     *(stream(client, prompt.body(model), on_chunk) for prompt, _ in undisturbed)
                 )
                 assert gone(pid)
-                assert [one.answer() for one in seen] == [one.answer() for _, one in undisturbed]
+                same([one.answer() for one in seen], [one.answer() for _, one in undisturbed])
 
             first, heir = await ready(running, 1)
             await killing(first.engine_pid)

@@ -20,8 +20,6 @@ from tests.gateway.http_server import events
 from tests.tiny import write_tokenizer
 from tests.waiting import PATIENCE
 
-pytestmark = pytest.mark.timed
-
 PLAIN = {"model": "standin", "prompt": "Hi", "seed": 5}
 
 
@@ -85,6 +83,7 @@ async def ready(client: httpx.AsyncClient, log: Lines) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.timed
 async def test_serves_what_a_worker_generates(tmp_path: Path) -> None:
     flags = ("--admin-listen", "127.0.0.1:0", "--workers")
     async with worker(tmp_path, 500) as (address, _), serving(*flags, address) as (http, log):
@@ -110,6 +109,7 @@ async def test_serves_what_a_worker_generates(tmp_path: Path) -> None:
         assert (await http.get("/metrics")).status_code == 404
 
 
+@pytest.mark.timed
 async def test_sigterm_drains_and_exits_with_zero(tmp_path: Path) -> None:
     async with worker(tmp_path, 50) as (address, engine), serving("--workers", address) as (http, log):
         await ready(http, log)
@@ -151,6 +151,7 @@ async def test_no_key_is_in_the_log_wherever_a_client_puts_it(tmp_path: Path) ->
     assert key[20:] not in text
 
 
+@pytest.mark.timed
 async def test_what_is_left_at_the_end_of_the_grace_is_told_so(tmp_path: Path) -> None:
     """Readiness goes first, streams go on, and the last one ends with an error: never just cut."""
     flags = ("--drain-grace", "2", "--workers")
@@ -176,6 +177,7 @@ async def test_what_is_left_at_the_end_of_the_grace_is_told_so(tmp_path: Path) -
         await log.until("requests were cut off")
 
 
+@pytest.mark.timed
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     async with worker(tmp_path, 1) as (address, _), serving("--workers", address) as (http, log):
         await ready(http, log)

@@ -227,10 +227,12 @@ async def test_who_leaves_with_several_requests_on_their_way_ends_them_all(
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
     reader, writer = await asyncio.open_connection(*strict.address)
-    writer.write(request * 3)
-    await asyncio.wait_for(reader.readuntil(b"data: "), 5)
-    assert strict.backend.running == 1
-    writer.transport.abort()
+    try:
+        writer.write(request * 3)
+        await asyncio.wait_for(reader.readuntil(b"data: "), 5)
+        assert strict.backend.running == 1
+    finally:
+        writer.transport.abort()
     await until(lambda: not strict.backend.running)
     await asyncio.sleep(0.1)
     assert len(strict.backend.generations) == 1

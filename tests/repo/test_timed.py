@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.timed, pytest.mark.timeout(1)]
+from tests.timed import same
+
+pytestmark = pytest.mark.timed
 
 @pytest.fixture(autouse=True)
 def tries(request):
@@ -32,12 +34,29 @@ def test_breaks_twice(tries):
 def test_breaks(tries):
     assert not tries
 
+@pytest.mark.timeout(1)
 def test_breaks_and_hangs(tries):
     assert tries > 1
     time.sleep(100)
 
 def test_has_found_what_is_told_once(tries):
     assert tries > 1, "Task exception was never retrieved"
+
+def test_is_wrong(tries):
+    same(tries, 2)
+
+@pytest.fixture
+def torn():
+    yield
+    raise ValueError
+
+@pytest.fixture
+def finds():
+    yield
+    raise RuntimeError("Task exception was never retrieved")
+
+def test_finds_it_among_others(torn, finds):
+    pass
 """
 
 
@@ -59,10 +78,10 @@ def test_what_breaks_is_tried_again_and_told(processes: str, tmp_path: Path) -> 
         ("RERUN", "breaks_twice"): 2,
         ("RERUN", "breaks"): 2,
         ("FAILED", "breaks"): 1,
-        ("RERUN", "breaks_and_hangs"): 2,
+        ("RERUN", "breaks_and_hangs"): 1,
         ("FAILED", "breaks_and_hangs"): 1,
-        # And nothing of what is told once, which fails at once.
+        # And nothing of what is final, which fails at once.
     }, done.stdout + done.stderr
-    assert "3 failed, 1 passed, 6 rerun" in done.stdout
+    assert "4 failed, 2 passed, 1 error, 5 rerun" in done.stdout
     # Why, of those too that pass in the end.
     assert "assert 1 == 3" in done.stdout

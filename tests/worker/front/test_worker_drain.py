@@ -11,12 +11,11 @@ from moebius_proto.worker.v1 import worker_pb2 as pb
 from tests.waiting import PATIENCE, until
 from tests.worker.front.worker_process import attached, gone, submit, worker
 
-pytestmark = pytest.mark.timed
-
 # 100 tokens a second: what is to run on when the worker is told to end does so still, however late that is.
 SLOW = ("--engine", "sim", "--sim.ttft", "0", "--sim.itl", "0.01")
 
 
+@pytest.mark.timed
 async def test_drain_admits_nothing_and_finishes_what_runs(tmp_path: Path) -> None:
     async with worker("", tmp_path / "log", *SLOW) as process:
         await process.ready()
@@ -38,6 +37,7 @@ async def test_drain_admits_nothing_and_finishes_what_runs(tmp_path: Path) -> No
             assert await asyncio.wait_for(process.process.wait(), PATIENCE) == 0
 
 
+@pytest.mark.timed
 async def test_a_signal_lets_requests_finish_and_hands_back_what_does_not(tmp_path: Path) -> None:
     async with worker("", tmp_path / "log", *SLOW, "--drain-timeout", "2.5") as process:
         engine_pid = (await process.ready()).engine_pid
@@ -55,6 +55,7 @@ async def test_a_signal_lets_requests_finish_and_hands_back_what_does_not(tmp_pa
             assert gone(engine_pid)
 
 
+@pytest.mark.timed
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     async with worker("", tmp_path / "log", *SLOW) as process:
         engine_pid = (await process.ready()).engine_pid
