@@ -116,7 +116,6 @@ def _scrape(ports: range) -> Scraped:
     return found
 
 
-@pytest.mark.timed
 def test_the_catalog_is_what_is_exported(scraped: Scraped) -> None:
     entries = catalog.everything()
     assert {entry.name for entry in entries.values()} == {
